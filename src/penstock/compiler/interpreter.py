@@ -1,7 +1,7 @@
 """Evaluates a program in NumPy: what each pass must keep.
 
 Integer sums are exact. Sums of float32 are taken in float64 and rounded once, as the reference
-device takes those of its layers.
+device takes those of its layers, unless their order is given.
 """
 
 from __future__ import annotations
@@ -103,8 +103,13 @@ class Run:
         inner = list(range(outer, len(kernel.sizes)))
         left = self._matrix(kernel, a, (batch, rows, inner), zeros[0], wide)
         right = self._matrix(kernel, b, (batch, columns, inner), zeros[1], wide)
-        product = np.matmul(left, right.swapaxes(1, 2))
         order = [*batch, *rows, *columns]
+        if kernel.ordered:
+            start = np.broadcast_to(self.read(kernel.extras[0], kernel.loops), kernel.loops)
+            shape = (*left.shape[:2], right.shape[1])
+            product = _added(start.transpose(order).reshape(shape), left, right)
+        else:
+            product = np.matmul(left, right.swapaxes(1, 2))
         shaped = product.reshape([kernel.loops[i] for i in order])
         result = shaped.transpose(np.argsort(order)) if order else shaped.reshape(())
         return _stored(result, kernel.sums)
@@ -172,6 +177,17 @@ class Run:
             return np.zeros(sizes, array.dtype)
         origin = array[tuple(slice(s, s + 1) for s in start)] if start else array.reshape(1)
         return as_strided(origin, sizes, strides)
+
+
+def _added(start: NDArray, left: NDArray, right: NDArray) -> NDArray:
+    """*start* plus products in order, each added before it is rounded to float32. Sums in float64
+    differ from that only within 2**-29 of a tie.
+    """
+    total = start.astype(np.float32)
+    for tap in polled(range(left.shape[2])):
+        product = left[:, :, tap, None] * right[:, None, :, tap]
+        np.add(product, total, out=total, casting="same_kind")
+    return total
 
 
 def _surround(array: NDArray, border: Border) -> None:

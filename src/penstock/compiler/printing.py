@@ -91,7 +91,8 @@ def _kernel(
     inner = pad
     if kernel.reduced:
         inside = _loops(kernel.reduced, len(kernel.loops))
-        yield f"{pad}{kernel.combine} as {kernel.sums.value} over {inside}:"
+        order = ", in order from e0" if kernel.ordered else ""
+        yield f"{pad}{kernel.combine} as {kernel.sums.value}{order} over {inside}:"
         inner += INNER
     names = []
     for number, access in enumerate(kernel.reads):

@@ -89,6 +89,10 @@ class Kernel(Struct, frozen=True):
     loops, from that value and from *extras*, and its result is written to *write*. Outer loops
     write different elements.
 
+    *ordered*: a sum of products of floats begins with the first of *extras*, and adds each product
+    in the order of the reduced loops, before it is rounded. Any other sum may be added in any
+    order.
+
     *border* is that of the written tensor, if the kernel writes it too. It is constant: a driver
     writes it when and how it likes, as long as no kernel reads it earlier.
 
@@ -107,6 +111,7 @@ class Kernel(Struct, frozen=True):
     extras: tuple[Access, ...] = ()
     origin: tuple[int, ...] = ()
     border: Border | None = None
+    ordered: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -41,13 +41,17 @@ STUMBLES: Final = (PenstockError, ValueError, LookupError, ArithmeticError)
 
 
 def answered(
-    sites: Sequence[Site], judge: Callable[[Site], AccuracyClass], best: AccuracyClass
+    sites: Sequence[Site],
+    judge: Callable[[Site], AccuracyClass],
+    best: AccuracyClass,
+    steady: Callable[[Site], bool] = lambda _: False,
 ) -> list[Support]:
     """One answer for each of *sites*, which are all operations of a model.
 
     The class of an operation is what *judge* returns, limited to *best*. If *judge* raises
     `Refused`, its text is the reason of the refusal. Operations that a position-sensitive operation
     depends on are relaxed: there, a float32 rounding error changes which values move where.
+    *steady* says which of them the driver computes to the last bit.
     """
     unsteady = read_by_unsteady([site.operation for site in sites])
 
@@ -58,7 +62,8 @@ def answered(
             return Support(False, str(refusal))
         except STUMBLES as error:
             return Support(False, f"not computable as it stands: {error}")
-        known = POSITIONS if unsteady.intersection(site.output_indexes) else ""
+        moves = unsteady.intersection(site.output_indexes) and not steady(site)
+        known = POSITIONS if moves else ""
         known = NEVER_MEASURED if best == "relaxed" else known
         if known and not class_fault(Support(True, "", accuracy)):
             return Support(True, "", "relaxed", known)

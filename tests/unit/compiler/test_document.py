@@ -15,6 +15,7 @@ from penstock.drivers.llvm.device import LlvmDevice
 from penstock.drivers.llvm.emit import dense, depthwise, nest
 from penstock.drivers.llvm.isa import RECORDS
 from penstock.drivers.llvm.processor import BASELINES
+from penstock.hal import PrepareConfig
 from penstock.ir import Model
 from penstock.ir.operations import OPERATIONS
 from tests.conftest import ROOT
@@ -65,7 +66,7 @@ def in_order(shown: list[str], printed: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("stage", ["legalise", "fuse", "layout", "memory"])
 def test_page_shows_what_a_stage_prints(small: Model, stage: str) -> None:
-    printed = stages.dump(small, ISA, stage)
+    printed = stages.dump(small, ISA, stage, PrepareConfig())
     assert SHOWN[stage].strip()
     assert in_order(SHOWN[stage].splitlines(), printed.splitlines()) == []
     if stage in {"legalise", "fuse"}:
@@ -78,7 +79,7 @@ def test_page_reads_the_assembly_line_by_line(small: Model) -> None:
     pattern = r"(?m)^(\w+) {2,}(\S+(?: \S+)*)"
     shown = [plain(" ".join(found)) for found in re.findall(pattern, SHOWN["asm"])]
     assert len(shown) > 20
-    printed = stages.dump(small, ISA, "asm")
+    printed = stages.dump(small, ISA, "asm", PrepareConfig())
     lines = [plain(" ".join(line.split("#")[0].split())) for line in printed.splitlines()]
     assert in_order(shown, lines) == []
 

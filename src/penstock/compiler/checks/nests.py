@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.compiler.checks.expressions import fault_of, value_fits
 from penstock.compiler.checks.failing import BrokenProgram, kernel_name, tensor_name
-from penstock.compiler.interpreter import least_of
+from penstock.compiler.interpreter import least_of, product_of
 from penstock.compiler.program import NEUTRAL, Access, Border, Kernel, Position, Program, Tensor
 from penstock.interrupts import polled
 from penstock.ir import DType, NDArray
@@ -43,7 +43,11 @@ def _fault(program: Program, kernel: Kernel) -> str | None:
     fault = _border_fault(program.tensors[kernel.write.tensor], kernel.border)
     if fault is not None:
         return f"writes {tensor_name(program, kernel.write.tensor)} with a border {fault}"
-    return _expression_fault(program, kernel) or _reduction_fault(kernel)
+    return (
+        _expression_fault(program, kernel)
+        or _reduction_fault(kernel)
+        or _order_fault(program, kernel)
+    )
 
 
 def _border_fault(tensor: Tensor, border: Border | None) -> str | None:
@@ -94,6 +98,16 @@ def _reduction_fault(kernel: Kernel) -> str | None:
         return f"combines by {combine!r}, which begins with no known value"
     if least_of(kernel).dtype != sums.numpy:
         return f"combines by {combine!r} from a value of another type than {sums.value}"
+    return None
+
+
+def _order_fault(program: Program, kernel: Kernel) -> str | None:
+    if not kernel.ordered:
+        return None
+    if product_of(kernel) is None or kernel.sums is not DType.FLOAT32:
+        return "adds in order, and is no sum of products of float32"
+    if not kernel.extras or program.tensors[kernel.extras[0].tensor].dtype is not DType.FLOAT32:
+        return "adds in order, from no float32"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -11,6 +12,7 @@ from penstock.compiler.program import Program
 from penstock.driverkit.site import Site, make_sites
 from penstock.interrupts import polled
 from penstock.ir import Model
+from penstock.ir.rounding import Sums, sums_of
 
 __all__ = ["RULES", "Builder", "Operation", "judge", "legal", "legalise"]
 
@@ -25,9 +27,11 @@ def judge(site: Site) -> None:
     builder.require_types()
 
 
-def legalise(model: Model) -> Program:
-    """The program of *model*, kernels in the order of its operations."""
-    builder = Builder(model)
+def legalise(model: Model, later: Mapping[int, Sums] | None = None) -> Program:
+    """The program of *model*, kernels in the order of its operations. *later* has the order of sums
+    for operands that are rounded outside the model.
+    """
+    builder = Builder(model, orders=sums_of(model.entry, later))
     for site in polled(make_sites(model)):
         builder.begin(site.index)
         write(builder, site)

@@ -23,6 +23,7 @@ from penstock.compiler.program import (
 )
 from penstock.driverkit.site import Refused, Site, require
 from penstock.ir import DType, Model, NDArray, Operand, Subgraph
+from penstock.ir.rounding import Sums
 from penstock.ir.types import static_shape
 
 Rule: TypeAlias = "Callable[[Operation], None]"
@@ -49,11 +50,15 @@ class Builder:
     """Collects the tensors and kernels of one subgraph.
 
     With *judging* set, nothing is computed from constants: a rule can be asked whether it has
-    kernels for an operation, at little cost.
+    kernels for an operation, at little cost. *orders* has the order of sums for operands of the
+    model's entry (`penstock.ir.rounding`).
     """
 
-    def __init__(self, model: Model, *, judging: bool = False) -> None:
+    def __init__(
+        self, model: Model, *, judging: bool = False, orders: Mapping[int, Sums] | None = None
+    ) -> None:
         self.model, self.judging = model, judging
+        self._orders: Mapping[int, Sums] = orders or {}
         self.tensors: list[Tensor] = []
         self.constants: dict[int, NDArray] = {}
         self.kernels: list[Kernel] = []
@@ -98,6 +103,10 @@ class Builder:
                 self.constants[self._numbers[index]] = self.model.constant(operand)
         return self._numbers[index]
 
+    def order(self, index: int) -> Sums:
+        """The order of float sums that become operand *index* of the subgraph that is written."""
+        return "any" if self._depth else self._orders.get(index, "any")
+
     def tensor(self, dtype: DType, shape: Sequence[int], name: str = "") -> int:
         """A new tensor."""
         self.tensors.append(Tensor(dtype, tuple(shape), name))
@@ -134,6 +143,7 @@ class Builder:
         sums: DType | None = None,
         finish: Expression | None = None,
         extras: Sequence[Access] = (),
+        ordered: bool = False,
     ) -> None:
         """Adds a kernel. *sums* is the type that it combines in (None: that of the body)."""
         kept = sums or body.dtype
@@ -150,6 +160,7 @@ class Builder:
                 kept,
                 tuple(extras),
                 self._origin,
+                ordered=ordered,
             )
         )
 
@@ -217,6 +228,11 @@ class Operation:
     def is_half(self) -> bool:
         """Whether float32 operands stand for float16 ones."""
         return False
+
+    @property
+    def order(self) -> Sums:
+        """The order of the float sums that become the first output."""
+        return self.build.order(self.site.output_indexes[0])
 
     def tensor(self, position: int = 0) -> int:
         """The tensor of input *position*."""

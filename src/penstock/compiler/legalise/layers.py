@@ -90,8 +90,10 @@ def depthwise(operation: Operation) -> None:
     require(multiplier * image[3] == output[3] == filters[3], "channels in no groups")
     w = windows(site, image[1:3], filters[1:3])
     if multiplier == 1:
-        rows, across = window_positions(w, (1, 2), (4, 5))
-        channel, loops, inner = along(3)[0], output, (4, 5)
+        # Sums in order are added as XNNPACK adds them: column by column.
+        inner = (5, 4) if operation.order == "fused" and image[3] > 1 else (4, 5)
+        rows, across = window_positions(w, (1, 2), inner)
+        channel, loops = along(3)[0], output
         depth = channel
     else:
         rows, across = window_positions(w, (1, 2), (5, 6))
@@ -100,7 +102,7 @@ def depthwise(operation: Operation) -> None:
         depth = along(3)[0]
     products = Products(
         loops,
-        filters[1:3],
+        filters[1:3] if inner[0] < inner[1] else filters[2:0:-1],
         (*along(0), rows, across, depth),
         (Position(), *along(*inner), channel),
         (*along(0, 1, 2), channel),

@@ -79,6 +79,7 @@ FinishOf: TypeAlias = Callable[[Products, Finish], Expression]
 class Form(Struct, frozen=True):
     """The numbers that a layer multiplies: tensors of *data* and *weights* with their *zeros*, the
     *fill* of data outside its tensor, and how many elements surround the data *before* each axis.
+    *ordered*: sums begin with the first value that *finish* reads, and are added in order.
     """
 
     data: int
@@ -88,6 +89,7 @@ class Form(Struct, frozen=True):
     finish: FinishOf
     fill: Number = 0.0
     before: tuple[int, ...] = ()
+    ordered: bool = False
 
 
 def emit_layer(operation: Operation, name: str, layer: Layer, *parts: Products) -> None:
@@ -156,6 +158,7 @@ def emit_product(
         sums=form.sums,
         finish=form.finish(part, finish),
         extras=finish.extras,
+        ordered=form.ordered and not is_empty,
     )
 
 
@@ -192,17 +195,22 @@ def weight_tensor(operation: Operation, position: int, *, as_bytes: bool = False
 def _float_form(operation: Operation, layer: Layer) -> Form:
     site = operation.site
     bounds = bounds_of(site.activation)
+    ordered = operation.order == "fused"
 
-    def finish_of(_part: Products, finish: Finish) -> Expression:
+    def finish_of(part: Products, finish: Finish) -> Expression:
         bias = finish.bias(layer.bias)
+        if ordered and bias is None:
+            zero = operation.build.constant(F32, (1,), lambda: np.zeros(1))
+            bias = finish.read(zero, [Position()])
         scope = finish.scope()
         total = scope.argument(0)
-        if bias is not None:
+        # Sums in order begin with the bias.
+        if bias is not None and (not ordered or 0 in part.reduced):
             total = total + scope.argument(bias).cast(F32)
         return scope.finish(total.clamp(*bounds))
 
     tensors = operation.tensor(layer.data), operation.tensor(layer.weights)
-    return Form(*tensors, F32, (None, None), finish_of)
+    return Form(*tensors, F32, (None, None), finish_of, ordered=ordered)
 
 
 def is_wide(site: Site, layer: Layer) -> bool:

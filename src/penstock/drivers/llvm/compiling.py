@@ -27,6 +27,7 @@ from penstock.drivers.llvm.isa.record import Isa
 from penstock.errors import GeneralFailure
 from penstock.hal import PrepareConfig
 from penstock.ir import Model
+from penstock.ir.rounding import sums_of_options
 
 LAST: Final = "tabulate"
 
@@ -73,7 +74,7 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
     """
     check_limits(config)
     ports = ports_of(model)
-    program, images = lowered_batch(model, isa)
+    program, images = lowered_batch(model, isa, config)
     check_limits(config)
     program = with_own_outputs(program)
     planned = memory.plan(program)
@@ -95,13 +96,14 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
     return Compiled(manifest, code, made.constants)
 
 
-def legal(model: Model) -> Program:
+def legal(model: Model, config: PrepareConfig) -> Program:
     """The program of *model*, with the outputs that code computes: runs copy outputs that are
     inputs. Raises `GeneralFailure` for an operation without kernels.
     """
-    ports = ports_of(model)
+    ports, outputs = ports_of(model), model.entry.outputs
+    orders = sums_of_options(config.options)
     try:
-        program = legalise(model)
+        program = legalise(model, {outputs[k]: s for k, s in orders.items() if k < len(outputs)})
     except Refused as refusal:
         raise GeneralFailure(f"the model cannot be compiled: {refusal}") from refusal
     pairs = zip(program.results, ports.forwards, strict=True)
@@ -109,14 +111,16 @@ def legal(model: Model) -> Program:
     return replace(program, outputs=(*computed, *program.flags))
 
 
-def lowered(model: Model, isa: Isa, last: str = LAST) -> Program:
+def lowered(model: Model, isa: Isa, config: PrepareConfig, last: str = LAST) -> Program:
     """The program of *model*, or of one of its images, after the pass *last*. Raises as `legal`."""
-    return lowered_batch(model, isa, last)[0]
+    return lowered_batch(model, isa, config, last)[0]
 
 
-def lowered_batch(model: Model, isa: Isa, last: str = LAST) -> tuple[Program, int]:
+def lowered_batch(
+    model: Model, isa: Isa, config: PrepareConfig, last: str = LAST
+) -> tuple[Program, int]:
     """As `lowered`, and the number of images."""
-    program, images = legal(model), 1
+    program, images = legal(model, config), 1
     if (batch := separated(program)) is not None:
         program, images = batch.program, batch.images
     try:

@@ -14,7 +14,7 @@ from penstock.driverkit import installation as kit
 from penstock.driverkit.engine import EngineDevice, report_of
 from penstock.drivers.llvm import artefact, processor
 from penstock.errors import DeviceUnavailable, OtherVersion
-from penstock.ir import Model
+from penstock.ir import DType, Model
 from penstock.knobs import DriverSetting
 from penstock.sealed import LoadedEntry, Seal
 from penstock.threads import allowed_threads
@@ -34,6 +34,16 @@ PERFORMANCE: Final = {kind: hal.PerformanceInfo(cost, cost) for kind, cost in CO
 
 OTHER: Final = hal.PerformanceInfo(execution_time=0.05, power_usage=0.05)
 DISPATCH_NS: Final = 2_000
+
+STEADY: Final = frozenset([
+    "ADD", "CONCATENATION", "CONV_2D", "CUSTOM:MaxPoolingWithArgmax2D", "CUSTOM:MaxUnpooling2D",
+    "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "MAXIMUM", "MAX_POOL_2D", "MINIMUM", "MUL", "PAD",
+    "PRELU", "RELU", "RELU6", "RELU_N1_TO_1", "RESHAPE", "SLICE", "SPLIT", "STRIDED_SLICE", "SUB",
+    "TRANSPOSE",
+])  # fmt: skip
+"""Operations whose results are rounded once, or added in the order that `penstock.ir.rounding` asks
+for.
+"""
 
 code: Final = DriverSetting("llvm_code", ("compile", "load"))
 """Where code comes from. "load": also a machine without llvmlite offers the device, for models that
@@ -77,7 +87,7 @@ class LlvmDevice(EngineDevice):
         from penstock.driverkit.site import make_sites
         from penstock.driverkit.support import answered
 
-        return answered(make_sites(model), judge, "exact")
+        return answered(make_sites(model), judge, "exact", is_steady)
 
     def compile(self, model: Model, config: hal.PrepareConfig) -> LlvmPreparedModel:
         from penstock.drivers.llvm.compiling import compile_model
@@ -97,13 +107,13 @@ class LlvmDevice(EngineDevice):
         from penstock.drivers.llvm import stages
 
         hal.validate_prepare(model, config)
-        return stages.dump(model, processor.chosen(), stage)
+        return stages.dump(model, processor.chosen(), stage, config)
 
     def explain(self, model: Model, config: hal.PrepareConfig) -> Sequence[str]:
         from penstock.drivers.llvm import stages
 
         hal.validate_prepare(model, config)
-        return stages.explain(model, processor.chosen())
+        return stages.explain(model, processor.chosen(), config)
 
     def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> LlvmPreparedModel:
         model, data = entry.model[0], entry.data[0]
@@ -147,6 +157,15 @@ def judge(site: Site) -> hal.AccuracyClass:
 
     legalise.judge(site)
     return "exact"
+
+
+def is_steady(site: Site) -> bool:
+    """Whether the floats of *site* are those of XNNPACK to the last bit, given the same inputs: its
+    sums are added in order where positions depend on them (`penstock.ir.rounding`).
+    """
+    operands = (*site.inputs, *site.outputs)
+    whole = all(o is None or not o.dtype.is_float or o.dtype is DType.FLOAT32 for o in operands)
+    return whole and site.operation.key in STEADY
 
 
 def elsewhere(manifest: artefact.Manifest) -> str:

@@ -12,9 +12,10 @@ from penstock.compiler.outputs import with_own_outputs
 from penstock.compiler.printing import operation_names, show, show_plan
 from penstock.compiler.program import Program
 from penstock.drivers.llvm import backend
-from penstock.drivers.llvm.compiling import LAST, legal, lowered
+from penstock.drivers.llvm.compiling import legal, lowered
 from penstock.drivers.llvm.emit.module import generate, template_of
 from penstock.drivers.llvm.isa.record import Isa
+from penstock.hal import PrepareConfig
 from penstock.interrupts import polled
 from penstock.ir import Model
 
@@ -29,14 +30,14 @@ PASSES: Final = ("fuse", "layout")
 NO_KERNEL: Final = "no code: a view of its input, or computed at compile time"
 
 
-def dump(model: Model, isa: Isa, stage: str) -> str:
+def dump(model: Model, isa: Isa, stage: str, config: PrepareConfig) -> str:
     """What *stage* makes of *model* for *isa*. Needs llvmlite for `asm` alone."""
     names = operation_names(model)
     if stage == LEGALISE:
-        return show(legal(model), names)
+        return show(legal(model, config), names)
     if stage in PASSES:
-        return show(lowered(model, isa, stage), names)
-    planned = memory.plan(with_own_outputs(lowered(model, isa, LAST)))
+        return show(lowered(model, isa, config, stage), names)
+    planned = memory.plan(with_own_outputs(lowered(model, isa, config)))
     if stage == MEMORY:
         program = planned.program
         templates = templates_of(program, isa)
@@ -50,11 +51,11 @@ def templates_of(program: Program, isa: Isa) -> list[str]:
     return [template_of(program, kernel, isa).name for kernel in polled(program.kernels)]
 
 
-def explain(model: Model, isa: Isa) -> list[str]:
+def explain(model: Model, isa: Isa, config: PrepareConfig) -> list[str]:
     """For each operation of *model* the templates of its kernels, and with which operations it is
     fused. Generates no code.
     """
-    program = lowered(model, isa, LAST)
+    program = lowered(model, isa, config)
     templates: list[dict[str, None]] = [{} for _ in model.operations]
     others: list[set[int]] = [set() for _ in model.operations]
     for kernel, template in zip(program.kernels, templates_of(program, isa), strict=True):

@@ -33,6 +33,8 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Dense | None:
     if taps is None:
         return None
     order, segments, length = taps
+    if kernel.ordered and not _in_order(kernel, found, n, order):
+        return None
     weights = elements(program, kernel, found.weights, [n, *order])
     weights = weights.reshape(kernel.loops[n], -1, length)
     scale = None
@@ -58,6 +60,8 @@ def _streamed(
         if size > 1 and weights.steps[i] == 1 and not found.data.steps[i]
     ]
     if len(reduced) != 1 or len(loops) != 1 or found.write.steps[loops[0]] != 1:
+        return None
+    if kernel.ordered and not _in_order(kernel, found, loops[0], reduced):
         return None
     n, taps = loops[0], reduced[0]
     if any(e.axes or e.steps[n] not in {0, 1} for e in found.extras):
@@ -107,6 +111,15 @@ def _taps(kernel: Kernel, data: Flat) -> tuple[list[int], tuple[tuple[int, int],
         else:
             segments.insert(0, (size, step))
     return order, tuple(segments), length
+
+
+def _in_order(kernel: Kernel, found: Product, n: int, order: list[int]) -> bool:
+    """Whether taps in *order* are those of an ordered sum that begins with a value of each channel,
+    or one for all.
+    """
+    taps = [loop for loop in order if kernel.sizes[loop] > 1]
+    start = found.extras[0]
+    return taps == sorted(taps) and not start.axes and start.loops() <= {n}
 
 
 def _positions(kernel: Kernel, found: Product, n: int) -> tuple[Loop, ...]:

@@ -153,7 +153,9 @@ class Floats(_Depthwise):
         mask = mask_of(count, lanes)
         data = self.place(f, self.product.data, 1, block, at)
         weights = f.at("%w", f.mul(block, height * width * size))
-        sums: list[Reg] = [Reg("zeroinitializer", m.floats)] * tile
+        writer = Writer(f, lanes, m, self._table)
+        writer.active = mask
+        sums = self._starts(f, writer, block, at, tile)
         spacing = shape.columns[1]
         for ky in range(height):
             w = [
@@ -168,8 +170,6 @@ class Floats(_Depthwise):
                         loaded[place] = f.masked_load(m.floats, f.at(data, place * 4), mask)
                     name = f"llvm.fma.v{lanes}f32"
                     sums[j] = f.call(name, m.floats, loaded[place], w[kx], sums[j])
-        writer = Writer(f, lanes, m, self._table)
-        writer.active = mask
         for j in range(tile):
             here = (*at[:2], f.add(at[2], j))
             extras = [
@@ -179,6 +179,15 @@ class Floats(_Depthwise):
             result = writer.write(self.kernel.finish, [sums[j], *extras])
             stored = writer.stored(result, self.product.write.dtype)
             f.masked_store(stored, self.place(f, self.product.write, 2, block, here), mask)
+
+    def _starts(
+        self, f: Function, writer: Writer, block: Index, at: tuple[Index, ...], tile: int
+    ) -> list[Reg]:
+        """What the sums of a tile begin with."""
+        if not self.kernel.ordered:
+            return [Reg("zeroinitializer", self.machine.floats)] * tile
+        places = [(*at[:2], f.add(at[2], j)) for j in range(tile)]
+        return [self._extra(f, writer, 0, block, here, writer.active) for here in places]
 
     def _extra(
         self, f: Function, writer: Writer, number: int, block: Index, at: Sequence[Index],

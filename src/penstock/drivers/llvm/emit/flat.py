@@ -53,6 +53,10 @@ class Flat(Struct, frozen=True):
     fill: float | int | bool | None
     turn: Turn | None = None
 
+    def loops(self) -> frozenset[int]:
+        """The loops along which the access moves."""
+        return frozenset(loop for loop, step in enumerate(self.steps) if step)
+
 
 def flat(program: Program, access: Access, sizes: Sequence[int]) -> Flat:
     """*access* in elements of its tensor, which is row-major."""

@@ -121,7 +121,8 @@ class Matrix:
             inner.size, shape.channels, isa, is_float=self.is_float, weights=self.weights
         )
         group = 1 if self.is_float else GROUP
-        self.fold = 1 if shape.stream is not None else fold_of(shape, isa, group)
+        single = shape.stream is not None or kernel.ordered
+        self.fold = 1 if single else fold_of(shape, isa, group)
         lacking = None if scale is None else scale.rest
         if lacking is not None and group * self.fold > shape.length:
             self.fold = 1
@@ -130,9 +131,8 @@ class Matrix:
         # Few sums wait for each other: they are taken in parts, unit by unit in turn.
         self.parts = 1
         units = shape.length // (group * self.fold)
-        while 2 * self.parts <= min(MOST_PARTS, units) and (
-            self.parts * self.rows * self.columns < ENOUGH_SUMS
-        ):
+        most = 1 if kernel.ordered else min(MOST_PARTS, units)
+        while 2 * self.parts <= most and self.parts * self.rows * self.columns < ENOUGH_SUMS:
             self.parts *= 2
         self.panel = self.lanes * self.columns // self.fold
         self.unit = group * self.fold

@@ -133,7 +133,9 @@ class Code:
         else:
             first = f.mul(panel, self.panel)
             weights = self._pointer("%w", streamed, lambda p: p.weights, indexes, first)
-        if self.scale is None:
+        if self.dense.kernel.ordered:
+            start = self._starts(indexes, panel, count)
+        elif self.scale is None:
             start = [Reg("zeroinitializer", m.floats)] * self.columns
         else:
             bias = f.at("%bias", f.mul(panel, self.panel * 4))
@@ -157,6 +159,19 @@ class Code:
         if self.scale is not None and self.scale.surplus and not self.ahead:
             total = self._corrected(total, self.scale.surplus)
         self._finish(total, indexes, panel, count)
+
+    def _starts(self, indexes: list[Index], panel: Index, count: int) -> list[Reg]:
+        """What ordered sums begin with, by column."""
+        writer = Writer(self.f, self.lanes, self.m, self._table)
+        made = []
+        for j in range(self.columns):
+            left = min(self.lanes, count - self.lanes * j)
+            if left <= 0:
+                made.append(Reg("zeroinitializer", self.m.floats))
+                continue
+            place = self.f.add(self.f.mul(panel, self.panel), self.lanes * j)
+            made.append(self._extra(writer, 0, indexes, place, mask_of(left, self.lanes)))
+        return made
 
     def _joined(self, sums: list[Reg], tile: int) -> list[Reg]:
         """The sums of a tile, from those of its parts; sums of the data follow."""
@@ -469,7 +484,7 @@ class Code:
         """The elements of an extra for the channels from *channel* on, as *writer* takes them."""
         f, access = self.f, self.dense.product.extras[number]
         step = access.steps[self.shape.channel_loop]
-        if not self._is_read(number + 1):
+        if not self._is_read(number + 1) and not (number == 0 and self.dense.kernel.ordered):
             return Reg("poison", writer.type_of(access.dtype))
         more = channel if step else 0
         pointer = self._pointer(f"%e{number}", access, lambda p: p.extras[number], indexes, more)

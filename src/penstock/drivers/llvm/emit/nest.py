@@ -107,6 +107,8 @@ class Nest:
         """The loop that is computed in vectors: contiguous in the result, or else reduced last."""
         loops = self.loops
         outer, sizes = len(loops.outer), loops.sizes
+        if self.kernel.ordered:
+            return next((i for i in range(outer) if loops.written.steps[i] == 1), None)
         best = next((i for i in range(outer) if loops.written.steps[i] == 1), None)
         last = len(sizes) - 1
         contiguous = bool(loops.reduced) and any(r.steps[last] == 1 for r in loops.reads)
@@ -276,8 +278,8 @@ class _Code:
 
         def level(depth: int, totals: list[Reg]) -> list[Reg]:
             if depth == len(self.loops.reduced):
-                pairs_ = zip(totals, spans, strict=True)
-                return [self._combined(writer, total, self._body(s)) for total, s in pairs_]
+                add = self._fused if self.kernel.ordered else self._added
+                return [add(writer, *pair) for pair in zip(totals, spans, strict=True)]
 
             def body(index: Index, carried: list[Reg]) -> list[Reg]:
                 self.places.indexes[self.outer + depth] = index
@@ -286,7 +288,18 @@ class _Code:
 
             return self.f.loop(0, self.loops.reduced[depth], 1, body, totals)
 
+        if self.kernel.ordered:
+            return level(0, [self.places.load(self.loops.extras[0], s) for s in spans])
         return level(0, [self._neutral(writer)] * len(spans))
+
+    def _added(self, writer: Writer, total: Reg, span: Span) -> Reg:
+        return self._combined(writer, total, self._body(span))
+
+    def _fused(self, _writer: Writer, total: Reg, span: Span) -> Reg:
+        """*total* plus one product, rounded once."""
+        first, second = (self.places.load(r, span) for r in self.loops.reads)
+        name = f"llvm.fma.{suffix_of(total.type)}"
+        return self.f.call(name, total.type, first, second, total)
 
     def _across(self) -> Reg:
         """Combines the reduced loops with the last one in vectors, and then the lanes."""

@@ -90,9 +90,10 @@ def float_form(site: Site, kind: Kind = MATRIX) -> Form:
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Prepared:
         columns = flattened(filters).astype(np.float32, copy=False)
-        multiply, rest = (
-            products.float_product(site, bias) if kind is MATRIX else (products.multiply_fast, bias)
-        )
+        multiply: products.Multiply = products.multiply_fast
+        rest = bias
+        if kind is MATRIX or site.sums == "fused":
+            multiply, rest = products.float_product(site, bias)
         finish = float_finish(rest, activation)
         return Prepared(columns, lambda x: (Part(EVERY, x, 0, finish),), multiply)
 

@@ -104,7 +104,7 @@ def multiply_fused(left: NDArray, columns: NDArray, bias: NDArray | None) -> NDA
     """The same sums, but each begins at its column's bias, and each product is added before it is
     rounded (IEEE 754 fusedMultiplyAdd). In float64: only sums within 2**-29 of a tie may differ.
     """
-    return _step_by_step(left, columns, bias, _add_fused)
+    return _step_by_step(left, columns, bias, add_fused)
 
 
 def _step_by_step(
@@ -133,7 +133,8 @@ def _add_rounded(sums: NDArray, a: NDArray, b: NDArray) -> None:
     sums += a * b
 
 
-def _add_fused(sums: NDArray, a: NDArray, b: NDArray) -> None:
+def add_fused(sums: NDArray, a: NDArray, b: NDArray) -> None:
+    """Adds products to float32 *sums* before they are rounded."""
     np.copyto(sums, np.multiply(a, b, dtype=np.float64) + sums, casting="same_kind")
 
 
