@@ -43,7 +43,7 @@ def aligned(size: int) -> NDArray:
 
 class Runner:
     """A program in executable memory, with its constants, arena and outputs. *changed* is applied
-    to the text of the code.
+    to the text of the code. A run ends soon after `stop` is set.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Runner:
         self._run = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.image.address("run"))
         self._constants = aligned(len(self.generated.constants))
         self._constants[:] = np.frombuffer(self.generated.constants, np.uint8)
-        self._arena, self._stop = aligned(self.generated.arena), np.zeros(1, np.int32)
+        self._arena, self.stop = aligned(self.generated.arena), np.zeros(1, np.int32)
 
     def __call__(self, inputs: Sequence[NDArray]) -> list[NDArray]:
         """The outputs."""
@@ -79,7 +79,7 @@ class Runner:
         frame[Word.PORTS] = table.ctypes.data
         frame[Word.ARENA] = self._arena.ctypes.data if arena is None else arena
         frame[Word.CONSTANTS] = self._constants.ctypes.data if constants is None else constants
-        frame[Word.STOP] = self._stop.ctypes.data
+        frame[Word.STOP] = self.stop.ctypes.data
         frame[Word.HIGH], frame[Word.THREADS], frame[Word.IMAGES] = WHOLE, 1, 1
         status = self._run(frame.ctypes.data)
         if status:

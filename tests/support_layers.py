@@ -14,6 +14,7 @@ import numpy as np
 from penstock.compiler.legalise import judge
 from penstock.driverkit.site import Refused, make_sites
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Quantization
+from tests.support_selections import detections, suppression
 
 T = TypeVar("T")
 
@@ -300,7 +301,7 @@ IMAGES: Final[tuple[Callable[[Layers, int], int], ...]] = (
     Layers.unary, Layers.pad,
 )  # fmt: skip
 
-FAMILIES: Final[dict[str, Callable[[Layers], int]]] = {
+FAMILIES: Final[dict[str, Callable[[Layers], int | list[int]]]] = {
     "convolution": lambda d: d.convolution(d.image()),
     "depthwise": lambda d: d.depthwise(d.image()),
     "dense": lambda d: d.dense(d.input((d.pick((1, 1, 2, 7, 33)), d.pick((*CHANNELS, 200, 513))))),
@@ -313,13 +314,16 @@ FAMILIES: Final[dict[str, Callable[[Layers], int]]] = {
     "concatenation": lambda d: d.joined(x := d.image(), d.unary(x)),
     "transpose": lambda d: d.transposed(d.image()),
     "chain": Layers.chain,
+    "suppression": suppression,
+    "detections": detections,
 }
 
 
 def draw_layer(family: str, seed: int, dtype: DType | None = None) -> tuple[Model, list[NDArray]]:
     """The model number *seed* of a family, and its inputs."""
     layers = Layers([seed, sorted(FAMILIES).index(family)], dtype)
-    model = layers.build.build([FAMILIES[family](layers)])
+    made = FAMILIES[family](layers)
+    model = layers.build.build(made if isinstance(made, list) else [made])
     return model, [
         layers.values(o.dtype, tuple(d or 1 for d in o.shape or ())) for o in model.inputs
     ]

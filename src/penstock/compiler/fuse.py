@@ -47,7 +47,7 @@ def fuse(program: Program) -> Program:
                 if access in program.aliases or access in through or not uses.is_private(access):
                     continue
                 maker = kernels[makers[access]] if access in makers else None
-                if maker is None or makers[access] == index:
+                if maker is None or makers[access] == index or maker.routine is not None:
                     continue
                 fused = _after(program, maker, kernel, access) or _before(maker, kernel, access)
                 if fused is not None and _fits(fused):

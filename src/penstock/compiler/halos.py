@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from penstock.compiler.expression import identity
 from penstock.compiler.interpreter import product_of
 from penstock.compiler.program import Access, Border, Kernel, Position, Program, Tensor, along
-from penstock.compiler.rewriting import Uses, rebuilt
+from penstock.compiler.rewriting import Uses, of_routines, rebuilt
 
 
 class _Padded(Struct):
@@ -32,6 +32,7 @@ def halos(program: Program) -> Program:
     uses = Uses(program)
     fixed = {program.root(t) for t in (*program.inputs, *program.outputs)}
     fixed.update(program.constants)
+    counted = of_routines(program)
     tensors, kernels = list(program.tensors), list(program.kernels)
     copies: dict[int, list[Kernel]] = {}
     wanted = _wanted(program)
@@ -39,7 +40,7 @@ def halos(program: Program) -> Program:
     for padded in wanted:
         tensor, border = padded.tensor, padded.border
         free = tensor not in program.aliases and tensor not in uses.aliased
-        free = free and tensor not in fixed and tensor not in several
+        free = free and tensor not in fixed and tensor not in several and tensor not in counted
         if free and _can_grow(program, padded):
             first = min(uses.writers[tensor])
             for index in {*uses.writers[tensor], *uses.readers[tensor]}:

@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from penstock.compiler.arithmetic import evaluate
 from penstock.compiler.program import NEUTRAL, Access, Border, Kernel, Position, Program
+from penstock.compiler.routine_run import RoutineRun
 from penstock.errors import GeneralFailure
 from penstock.interrupts import polled
 from penstock.ir import DType, NDArray
@@ -55,6 +56,9 @@ class Run:
         if root not in self.values:
             tensor = self.program.tensors[root]
             self.values[root] = np.zeros(tensor.shape, tensor.dtype.numpy)
+        if kernel.routine is not None:
+            RoutineRun(kernel.routine, self.values[root], self.evaluated)
+            return
         if kernel.border is not None:
             _surround(self.evaluated(kernel.write.tensor), kernel.border)
         outer = math.prod(kernel.loops)

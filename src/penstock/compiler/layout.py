@@ -16,6 +16,7 @@ from penstock.compiler.halos import halos
 from penstock.compiler.interpreter import product_of
 from penstock.compiler.legalise.products import product
 from penstock.compiler.program import Access, Kernel, Program, along
+from penstock.compiler.rewriting import of_routines
 from penstock.compiler.target import Target
 from penstock.ir import DType
 
@@ -90,6 +91,7 @@ def stored_as(program: Program, dtype: DType) -> Program:
     128.
     """
     fixed = {program.root(t) for t in (*program.inputs, *program.outputs)} | set(program.constants)
+    fixed |= of_routines(program)
     changed = {
         index
         for index, tensor in enumerate(program.tensors)

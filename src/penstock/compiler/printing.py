@@ -9,6 +9,7 @@ from penstock.compiler.expression import Expression, Number
 from penstock.compiler.memory import Plan, nbytes
 from penstock.compiler.program import Access, Kernel, Position, Program
 from penstock.compiler.rewriting import Uses
+from penstock.compiler.routine import OWN, Assign, Block, If, Load, Store, While
 from penstock.ir import DType, Model
 
 INFIX: Final = {
@@ -85,6 +86,9 @@ def _kernel(
         around = ", ".join(f"{before} + {behind}" for before, behind in ends)
         yield f"{INNER}and {_number(border.value)} in its border of [{around}]"
     pad = INNER
+    if kernel.routine is not None:
+        yield from (f"{pad}{line}" for line in _block(program, kernel, kernel.routine.body))
+        return
     if kernel.loops:
         yield f"{pad}for {_loops(kernel.loops, 0)}:"
         pad += INNER
@@ -110,6 +114,32 @@ def _kernel(
     lines, result = _steps(program, kernel.finish, given, "w")
     yield from (f"{pad}{line}" for line in lines)
     yield f"{pad}{_element(program, kernel.write)} = {result}"
+
+
+def _block(program: Program, kernel: Kernel, block: Block) -> Iterator[str]:
+    """The statements of a routine. Its variables are called v, with their number."""
+    for statement in block:
+        match statement:
+            case Assign(variable, value, arguments):
+                inner = f"v{variable}_"
+                lines, result = _steps(program, value, [f"v{a}" for a in arguments], inner)
+                if lines and lines[-1].startswith(f"{result} = "):
+                    result = lines.pop().removeprefix(f"{result} = ")
+                yield from lines
+                yield f"v{variable} = {result}"
+            case Load(variable, source, index):
+                tensor = kernel.write.tensor if source == OWN else kernel.tensors_read[source]
+                yield f"v{variable} = {_name(program, tensor)}[v{index}]"
+            case Store(index, variable):
+                yield f"{_name(program, kernel.write.tensor)}[v{index}] = v{variable}"
+            case While(before, condition, body):
+                yield "loop:"
+                yield from (f"{INNER}{line}" for line in _block(program, kernel, before))
+                yield f"{INNER}leave unless v{condition}"
+                yield from (f"{INNER}{line}" for line in _block(program, kernel, body))
+            case If(condition, body):
+                yield f"if v{condition}:"
+                yield from (f"{INNER}{line}" for line in _block(program, kernel, body))
 
 
 def _loops(sizes: Sequence[int], first: int) -> str:

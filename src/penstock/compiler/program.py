@@ -3,7 +3,8 @@
 A kernel is a nest of loops around one expression. It reads tensors at positions that are sums of
 its loops, and writes one tensor. Convolutions, matrix products, pooling, element-wise chains,
 slices and transposes are all such nests; they differ in loops and positions alone. A driver finds
-the nests that it has fast code for, and prints the others as they are.
+the nests that it has fast code for, and prints the others as they are. Few kernels are routines
+instead (`penstock.compiler.routine`): their control flow depends on data.
 
 Every pass of the compiler maps a `Program` to a `Program`. `penstock.compiler.checks` holds the
 invariants, `penstock.compiler.interpreter` evaluates a program in NumPy, and
@@ -18,6 +19,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from penstock.compiler.expression import Expression, Number
+from penstock.compiler.routine import Routine
 from penstock.ir import DType, NDArray
 
 Combine: TypeAlias = Literal["none", "sum", "product", "maximum", "minimum", "any", "all"]
@@ -96,6 +98,9 @@ class Kernel(Struct, frozen=True):
     *border* is that of the written tensor, if the kernel writes it too. It is constant: a driver
     writes it when and how it likes, as long as no kernel reads it earlier.
 
+    A kernel with a *routine* runs that instead. It has no loops, reads or expressions of its own;
+    *write* names the vector that the routine writes, from its first element on.
+
     *name* says what the nest is (`convolution`, `add`), *origin* which operations of the model.
     """
 
@@ -112,6 +117,7 @@ class Kernel(Struct, frozen=True):
     origin: tuple[int, ...] = ()
     border: Border | None = None
     ordered: bool = False
+    routine: Routine | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -126,6 +132,8 @@ class Kernel(Struct, frozen=True):
     @property
     def tensors_read(self) -> tuple[int, ...]:
         """The tensors that the kernel reads, tables and positions included."""
+        if self.routine is not None:
+            return self.routine.reads
         through = [p.through for a in self.accesses for p in a.axes if p.through is not None]
         tables = (*self.body.tables, *self.finish.tables)
         return (*(a.tensor for a in self.accesses), *through, *tables)

@@ -88,6 +88,14 @@ def is_copy(kernel: Kernel) -> bool:
     return plain and kernel.combine == "none" and len(kernel.reads) == 1
 
 
+def of_routines(program: Program) -> set[int]:
+    """The tensors that routines read and write, which stay as they are: routines know their
+    elements by number.
+    """
+    kernels = [k for k in program.kernels if k.routine is not None]
+    return {program.root(t) for k in kernels for t in (k.write.tensor, *k.tensors_read)}
+
+
 def rebuilt(program: Program, kernels: Iterable[Kernel]) -> Program:
     """*program* with other *kernels*."""
     return replace(program, kernels=tuple(kernels))

@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.compiler.checks.expressions import fault_of, value_fits
 from penstock.compiler.checks.failing import BrokenProgram, kernel_name, tensor_name
+from penstock.compiler.checks.routines import routine_fault
 from penstock.compiler.interpreter import least_of, product_of
 from penstock.compiler.program import NEUTRAL, Access, Border, Kernel, Position, Program, Tensor
 from penstock.interrupts import polled
@@ -35,6 +36,8 @@ def _fault(program: Program, kernel: Kernel) -> str | None:
         fault = _access_fault(program, access, sizes)
         if fault is not None:
             return f"accesses {tensor_name(program, access.tensor)} {fault}"
+    if kernel.routine is not None:
+        return routine_fault(program, kernel, kernel.routine)
     if kernel.write.fill is not None:
         return f"writes {tensor_name(program, kernel.write.tensor)} with a fill"
     tables = [p.through for p in kernel.write.axes if p.through is not None]

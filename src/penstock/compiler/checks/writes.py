@@ -52,8 +52,12 @@ def _check_tensor(program: Program, uses: Uses, root: int) -> None:
     every = 0
     for writer in writers:
         kernel = program.kernels[writer]
-        elements = reached(program, kernel.write, kernel.loops)
-        inside = elements.bit_count() == math.prod(kernel.loops)
+        if kernel.routine is not None:
+            # What a routine leaves out has no meaning, and nothing reads it.
+            elements, inside = _all(program, root), True
+        else:
+            elements = reached(program, kernel.write, kernel.loops)
+            inside = elements.bit_count() == math.prod(kernel.loops)
         if kernel.border is not None:
             around = border_of(program.tensors[kernel.write.tensor].shape, kernel.border)
             inside &= not elements & around
@@ -87,6 +91,9 @@ def _check_tensor(program: Program, uses: Uses, root: int) -> None:
 def _check_reader(program: Program, root: int, reader: int, before: int) -> None:
     """Checks that a kernel reads only elements of *root* that are written *before* it runs."""
     kernel = program.kernels[reader]
+    if kernel.routine is not None and (missing := _all(program, root) & ~before):
+        element = _element(program, root, first_of(missing))
+        raise BrokenProgram(f"{kernel_name(program, reader)} reads {element} before it is written")
     sized = [(a, kernel.sizes) for a in kernel.reads] + [(a, kernel.loops) for a in kernel.extras]
     for access, sizes in sized:
         if program.root(access.tensor) != root:
@@ -97,6 +104,11 @@ def _check_reader(program: Program, root: int, reader: int, before: int) -> None
             raise BrokenProgram(
                 f"{kernel_name(program, reader)} reads {element} before it is written"
             )
+
+
+def _all(program: Program, root: int) -> int:
+    """Every element of a tensor."""
+    return (1 << math.prod(program.tensors[root].shape)) - 1
 
 
 def _element(program: Program, root: int, element: int) -> str:

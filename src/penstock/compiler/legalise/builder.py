@@ -164,6 +164,10 @@ class Builder:
             )
         )
 
+    def add(self, kernel: Kernel) -> None:
+        """Adds *kernel*, as one of the operation whose kernels are written."""
+        self.kernels.append(replace(kernel, origin=self._origin))
+
     def copy(self, name: str, source: Access, write: Access, loops: Sequence[int]) -> None:
         """Adds a kernel that copies elements."""
         self.emit(name, loops, [source], identity(self.tensors[source.tensor].dtype), write)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flatbuffers import flexbuffers
 
 from penstock.drivers.reference.detection.tflite import overlaps
 from penstock.drivers.reference.kernel import Site, build
@@ -22,31 +21,9 @@ from tests.support_litert import (
     run_alone,
     uniform,
 )
+from tests.support_selections import detection_options
 
 MADE = [Wanted(DType.FLOAT32)] * 4
-
-
-def _options(**changed: Any) -> bytes:
-    values: dict[str, Any] = {
-        "max_detections": 10,
-        "max_classes_per_detection": 1,
-        "detections_per_class": 8,
-        "use_regular_nms": False,
-        "nms_score_threshold": 0.3,
-        "nms_iou_threshold": 0.5,
-        "num_classes": 5,
-        "y_scale": 10.0,
-        "x_scale": 10.0,
-        "h_scale": 5.0,
-        "w_scale": 5.0,
-    } | changed
-    builder = flexbuffers.Builder()
-    with builder.Map():
-        for key, value in sorted(values.items()):
-            builder.Key(key)
-            add = {bool: builder.Bool, int: builder.Int, float: builder.Float}[type(value)]
-            add(value)
-    return bytes(builder.Finish())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -70,7 +47,9 @@ def test_float_detection_postprocess_agrees_with_litert(
     predictions = rng.random((1, 50, 5 + background)).astype(np.float32)
     anchors = np.concatenate([rng.random((50, 2)), rng.random((50, 2)) * 0.3 + 0.05], axis=1)
     given = [Given(encodings), Given(predictions), Given(anchors.astype(np.float32), constant=True)]
-    recorded = run_alone("CUSTOM:TFLite_Detection_PostProcess", given, MADE, _options(**changed))
+    recorded = run_alone(
+        "CUSTOM:TFLite_Detection_PostProcess", given, MADE, detection_options(**changed)
+    )
     if changed.get("use_regular_nms"):
         assert_agrees(recorded)
     else:
@@ -103,7 +82,7 @@ def test_quantised_detection_postprocess_with_equal_scores_agrees_with_litert(
         Given(uniform(rng, DType.UINT8, (1, 50, 6)) // 32 * 32, q(1 / 256)),
         Given(uniform(rng, DType.UINT8, (50, 4)), q(0.004), constant=True),
     ]
-    options = _options(use_regular_nms=regular)
+    options = detection_options(use_regular_nms=regular)
     recorded = run_alone("CUSTOM:TFLite_Detection_PostProcess", given, MADE, options)
     if regular:
         assert_agrees(recorded)
@@ -115,7 +94,7 @@ def test_quantised_detection_postprocess_with_equal_scores_agrees_with_litert(
 def test_detection_postprocess_of_more_classes_than_scores_fails(regular: bool) -> None:
     arrays = [np.ones(shape, np.float32) for shape in [(1, 1, 4), (1, 1, 1), (1, 4)]]
     inputs = tuple(Operand(DType.FLOAT32, array.shape) for array in arrays)
-    options = _options(num_classes=2, max_classes_per_detection=2, use_regular_nms=regular)
+    options = detection_options(num_classes=2, max_classes_per_detection=2, use_regular_nms=regular)
     code = "TFLite_Detection_PostProcess"
     attributes = Attributes(custom_code=code, custom_options=options)
     operation = Operation("CUSTOM", (0, 1, 2), (3, 4, 5, 6), attributes)

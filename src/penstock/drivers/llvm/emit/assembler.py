@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from penstock.ir import DType
@@ -254,6 +254,16 @@ class Function:
         """Begins the block *name*; the block before it has branched."""
         self._lines.append(f"{name}:")
         self._block = name
+
+    def later(self) -> Callable[[Iterable[str]], None]:
+        """Leaves room for lines at this place, which the result of this call writes."""
+        place = len(self._lines)
+        self._lines.append("")
+
+        def fill(lines: Iterable[str]) -> None:
+            self._lines[place] = "\n".join(f"  {line}" for line in lines)
+
+        return fill
 
     def leave_if(self, condition: str) -> None:
         """Returns from the function if *condition*, an i1, holds."""

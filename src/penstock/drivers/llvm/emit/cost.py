@@ -19,6 +19,9 @@ STEPS_A_NS: Final = 1.5
 PRODUCTS_A_NS: Final = 4.0
 """Vectors of multiply-accumulates of float32 in a nanosecond."""
 
+NS_A_TURN: Final = 5.0
+"""Nanoseconds of a turn of a loop of a routine."""
+
 LEAST_SHARED: Final = 5_000.0
 """Nanoseconds from which on a kernel is shared: several times what a barrier takes."""
 
@@ -46,6 +49,8 @@ def _bytes(program: Program, access: Access, sizes: tuple[int, ...]) -> float:
 
 def nanoseconds(program: Program, kernel: Kernel, template: str, isa: Isa) -> float:
     """The estimated time of *kernel* on one thread."""
+    if kernel.routine is not None:
+        return NS_A_TURN * kernel.routine.turns
     moved = sum(_bytes(program, a, kernel.sizes) for a in (kernel.write, *kernel.accesses))
     moved /= BYTES_A_NS
     points, work = math.prod(kernel.sizes), products(kernel)

@@ -9,7 +9,16 @@ from msgspec import Struct
 
 from penstock.compiler.memory import Plan, nbytes
 from penstock.compiler.program import Border, Kernel, Program
-from penstock.drivers.llvm.emit import amx, borders, dense, depthwise, fault, peak, team
+from penstock.drivers.llvm.emit import (
+    amx,
+    borders,
+    dense,
+    depthwise,
+    fault,
+    peak,
+    routine,
+    team,
+)
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, module
 from penstock.drivers.llvm.emit.constants import Constants
 from penstock.drivers.llvm.emit.cost import LEAST_PROGRAM, LEAST_SHARED, nanoseconds, products
@@ -45,7 +54,7 @@ class Generated(Struct, frozen=True, eq=False):
 
 def template_of(program: Program, kernel: Kernel, isa: Isa) -> Template:
     """The template that computes *kernel*."""
-    for family in (amx, dense, depthwise):
+    for family in (routine, amx, dense, depthwise):
         matched: Template | None = family.match(program, kernel, isa)
         if matched is not None:
             return matched
