@@ -23,6 +23,7 @@ MODULES = {
     "sealed": "sealed",
     "cache": "cache",
     "engines": "engines",
+    "footprint": "footprint",
     "isolation": "isolation",
 }
 """The module of each benchmark, by the benchmark's name."""

@@ -1,0 +1,135 @@
+"""One start of one network: a program, so that its processor time and its memory are its own.
+
+    python -m benchmarks.footprint_start SUBJECT MODEL INPUTS [CACHE]
+
+SUBJECT is `llvm`, `litert` or `onnxruntime`. INPUTS is an `.npz` file of arrays. It prints one line
+of JSON: the greatest resident memory (`peak_mib`), and of `llvm` what `ours` returns.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from penstock import CompiledModel
+
+AGAIN: Final = 7
+"""Further loads of an entry in the same process, whose median is the time of a load."""
+
+
+def main(subject: str, model: str, inputs: str, cache: str = "") -> None:
+    import numpy as np
+
+    with np.load(inputs) as file:
+        given = [file[name] for name in sorted(file.files, key=int)]
+    told: dict[str, Any] = {}
+    if subject == "llvm":
+        told = ours(Path(model), given, cache)
+    else:
+        from benchmarks.competitors import copying_litert, onnxruntime
+
+        make = copying_litert if subject == "litert" else onnxruntime
+        make(Path(model), 1, given)(given)
+        told["peak_mib"] = peak_mib()
+    print(json.dumps(told))
+
+
+def ours(path: Path, inputs: Sequence[Any], cache: str) -> dict[str, Any]:
+    """Compiles or loads a network and runs it once. Processor milliseconds: from Penstock's import
+    until the network is compiled (`start_ms`), the driver's part of it (`driver_ms`, its import
+    included), and further loads from the cache (`load_ms`). Bytes of code and of constants.
+    """
+    began = time.process_time()
+    import penstock
+
+    model = penstock.load(path)
+    shapes = {
+        operand.name: array.shape
+        for operand, array in zip(model.inputs, inputs, strict=True)
+        if operand.shape != array.shape
+    }
+    watch = Watch()
+
+    def start() -> CompiledModel:
+        return penstock.compile(
+            model, devices=["llvm", "reference"], shapes=shapes or None, cache=cache or False,
+            policy=penstock.Policy(accuracy="exact"), num_threads=1, isolate=False,
+        )  # fmt: skip
+
+    compiled = start()
+    start_ms = (time.process_time() - began) * 1000
+    driver_ms = watch.spent
+    compiled.run([*inputs])
+    found: dict[str, Any] = {
+        "start_ms": start_ms,
+        "driver_ms": driver_ms,
+        "peak_mib": peak_mib(),
+        "whole": {step.device for step in compiled.plan.steps} == {"llvm"},
+        "compiles": compiled.receipt.compiles,
+        "llvm": "llvmlite" in sys.modules,
+        "code": watch.code,
+        "constants": watch.constants,
+    }
+    if not compiled.receipt.compiles:
+        loads = []
+        for _ in range(AGAIN):
+            compiled.close()
+            watch.loads.clear()
+            compiled = start()
+            compiled.run([*inputs])
+            loads += watch.loads
+        found["load_ms"] = sorted(loads)[len(loads) // 2] if loads else None
+    return found
+
+
+class Watch:
+    """Counts the processor milliseconds inside the driver, and the sizes of what it saves."""
+
+    def __init__(self) -> None:
+        # What the runtime imports for every driver is not of this one.
+
+        began = time.process_time()
+        from penstock.drivers.llvm import LlvmDevice, artefact
+
+        self.spent = (time.process_time() - began) * 1000
+        self.loads: list[float] = []
+        self.code = self.constants = 0
+        for name in ("check", "supported_operations", "prepare_model", "prepare_model_from_cache"):
+            setattr(LlvmDevice, name, self._timed(getattr(LlvmDevice, name), name))
+        pack = artefact.pack
+
+        def packed(manifest: artefact.Manifest, code: bytes, constants: bytes) -> Any:
+            self.code, self.constants = len(code), len(constants)
+            return pack(manifest, code, constants)
+
+        artefact.pack = packed
+
+    def _timed(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            began = time.process_time()
+            try:
+                return method(*arguments, **keywords)
+            finally:
+                took = (time.process_time() - began) * 1000
+                self.spent += took
+                if name == "prepare_model_from_cache":
+                    self.loads.append(took)
+
+        return timed
+
+
+def peak_mib() -> float:
+    """The greatest resident memory of this process so far (Linux)."""
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise OSError("the system does not tell the greatest memory of a process")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
