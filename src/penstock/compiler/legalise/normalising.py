@@ -10,7 +10,7 @@ from penstock.compiler.legalise import fixed
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.elementwise import F32, I32, I64
 from penstock.compiler.legalise.quantised import NARROW, scale_of
-from penstock.compiler.legalise.softmaxes import Rows
+from penstock.compiler.legalise.rows import Rows
 from penstock.compiler.program import Access, Position, along
 from penstock.driverkit.site import require
 from penstock.ir import DType

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Final
 
 import numpy as np
 from msgspec import Struct
 
-from penstock.compiler.expression import Expression, Scope, Value, identity
+from penstock.compiler.expression import Scope, Value, identity
 from penstock.compiler.legalise import fixed
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.elementwise import F32, I32, I64
 from penstock.compiler.legalise.quantised import NARROW, integer_range, scale_of
-from penstock.compiler.program import Access, Combine, along
+from penstock.compiler.legalise.rows import Rows, distance
+from penstock.compiler.legalise.softmax_wide import softmax_to_16
 from penstock.driverkit import fixed_point
 from penstock.driverkit.site import require
 from penstock.driverkit.tables_16 import interpolation_table
@@ -25,61 +25,13 @@ DISTANCES: Final = np.arange(256)
 """The differences between 8-bit values and the greatest value of their row."""
 
 WIDE: Final = Quantization((2.0**-16,), (-(2**15),))
-"""The scale and zero point of int16 results of 8-bit values."""
-
-
-class Rows:
-    """Kernels over the rows of a tensor: its last axis."""
-
-    def __init__(self, operation: Operation) -> None:
-        site = operation.site
-        self.operation, self.build, self.shape = operation, operation.build, site.shape()
-        require(len(self.shape) > 0, "a scalar has no axis")
-        self.source = operation.tensor()
-        self.dtype = site.input().dtype
-        self._row = along(*range(len(self.shape) - 1))
-
-    def one(self, tensor: int) -> Access:
-        """The number that *tensor* has for a row."""
-        return Access(tensor, self._row)
-
-    def every(self, tensor: int) -> Access:
-        """The elements of a row of *tensor*, which has the shape of the rows."""
-        return self.operation.whole(tensor)
-
-    def reduced(
-        self, name: str, reads: list[Access], body: Expression, combine: Combine, sums: DType
-    ) -> int:
-        """A number for each row."""
-        made = self.build.tensor(sums, self.shape[:-1])
-        self.build.emit(
-            name, self.shape[:-1], reads, body, self.one(made), reduced=self.shape[-1:],
-            combine=combine, sums=sums,
-        )  # fmt: skip
-        return made
-
-    def greatest(self) -> int:
-        """The greatest value of each row."""
-        whole = self.every(self.source)
-        return self.reduced("greatest", [whole], identity(self.dtype), "maximum", self.dtype)
-
-    def made(self, name: str, reads: list[Access], body: Expression, target: int) -> None:
-        """Writes an element of *target* for each one of the rows."""
-        self.build.emit(name, self.shape, reads, body, self.every(target))
-
-    def of_row(self, name: str, source: int, function: Callable[[Value], Value]) -> int:
-        """A function of the number that *source* has for each row."""
-        scope = Scope(self.build.tensors[source].dtype)
-        body = scope.finish(function(scope.argument(0)))
-        made = self.build.tensor(body.dtype, self.shape[:-1])
-        self.build.emit(name, self.shape[:-1], [self.one(source)], body, self.one(made))
-        return made
+"""The scale and zero point of int16 results of 8-bit values in fixed-point arithmetic."""
 
 
 @legal("SOFTMAX")
 def softmax(operation: Operation) -> None:
     """exp(beta * (x - greatest)) over its sum. Quantised results are in 1/256, those of int16 in
-    1/32768, and those of int16 of 8-bit values in 1/65536.
+    1/32768; those of int16 of 8-bit values may have any scale.
     """
     site = operation.site
     given, made = site.input().dtype, site.output().dtype
@@ -154,17 +106,12 @@ def _scaling(scale: float, beta: float) -> Scaling:
     return Scaling(mantissa, shift, radius, scaled, powers)
 
 
-def _distance(scope: Scope) -> Value:
-    """How far the value, argument 0, is below the greatest one, argument 1."""
-    return scope.argument(1).cast(I32) - scope.argument(0).cast(I32)
-
-
 def _summed(rows: Rows, scaling: Scaling, greatest: int) -> int:
     """The sum of the exponentials of each row, in Q12."""
     summands = fixed_point.rounding_divide_by_pot(scaling.powers, 12)
     table = rows.build.constant(I32, summands.shape, lambda: summands)
     scope = Scope(rows.dtype, rows.dtype)
-    body = scope.finish(scope.lookup(table, _distance(scope), I32))
+    body = scope.finish(scope.lookup(table, distance(scope), I32))
     reads = [rows.every(rows.source), rows.one(greatest)]
     return rows.reduced("sums", reads, body, "sum", I32)
 
@@ -177,9 +124,10 @@ def _softmax_8(operation: Operation, beta: float) -> None:
         target = scale_of(site.output(), "a result")
         require(target.zero_point == -128, "shares that are not in the scale TFLite has for them")
         require(abs(target.scale * 256 - 1) <= 1e-3, "shares that are not in 1/256")
-    whole = made is not DType.INT16 or site.output().quantization == WIDE
-    require(whole, "shares of int16 that are not in 1/65536")
     rows = Rows(operation)
+    if made is DType.INT16 and site.output().quantization != WIDE:
+        softmax_to_16(rows, beta)
+        return
     scaling = _scaling(scale_of(site.input(), "the input").scale, beta)
     greatest = rows.greatest()
     sums = _summed(rows, scaling, greatest)
@@ -187,7 +135,7 @@ def _softmax_8(operation: Operation, beta: float) -> None:
     table = rows.build.constant(I32, scaling.powers.shape, lambda: scaling.powers)
     scope = Scope(rows.dtype, rows.dtype, I32, I32)
     zeros = fixed.leading_zeros(scope.argument(2))
-    product = scope.lookup(table, _distance(scope), I32).apply("high_product", scope.argument(3))
+    product = scope.lookup(table, distance(scope), I32).apply("high_product", scope.argument(3))
     low, high = integer_range(made)
     shift = scope.constant(12 + 31 - (made.bits or 8), I32) - zeros
     share = product.apply("divide_by_power", shift) + low
@@ -226,7 +174,7 @@ def _softmax_16(operation: Operation, beta: float) -> None:
     )
     greatest = rows.greatest()
     scope = Scope(DType.INT16, DType.INT16)
-    difference = -_distance(scope)
+    difference = -distance(scope)
     factors = [scope.constant(v, I32) for v in multiplier]
     scaled = scope.add("rescale", difference, *factors, dtype=I32)
     place = (scaled.apply("maximum", 2 * low) + high).clamp(low, high)
@@ -278,12 +226,12 @@ def _log_softmax_8(operation: Operation) -> None:
     logs = rows.of_row("logarithms", sums, lambda x: fixed.logarithm(x.cast(I64)).cast(I32))
     table = rows.build.constant(I32, scaling.scaled.shape, lambda: scaling.scaled)
     scope = Scope(dtype, dtype, I32)
-    distance, log = _distance(scope), scope.argument(2).cast(I64)
+    far, log = distance(scope), scope.argument(2).cast(I64)
     factors = [scope.constant(v, I64) for v in back]
     lowest = scope.add("rescale", log - 2**31, *factors, dtype=I64)
     limit = lowest.apply("maximum", -scaling.radius - 1)
-    counted = limit < -distance.cast(I64)
-    steps = (scope.lookup(table, distance, I32).cast(I64) - log).apply("divide_by_power", 22)
+    counted = limit < -far.cast(I64)
+    steps = (scope.lookup(table, far, I32).cast(I64) - log).apply("divide_by_power", 22)
     bounded = (steps + greatest_value).clamp(least, greatest_value).cast(dtype)
     result = scope.finish(scope.select(counted, bounded, least))
     reads = [rows.every(rows.source), rows.one(greatest), rows.one(logs)]
