@@ -76,7 +76,8 @@ def ingredients_of(
     found["preference"] = config.preference
     found["priority"] = config.priority
     found["accuracy"] = config.accuracy
-    found["num_threads"] = str(config.num_threads)
+    any_threads = device.capabilities.any_threads
+    found["num_threads"] = "any" if any_threads else str(config.num_threads)
     found["options"] = " ".join(f"{name!r}={value!r}" for name, value in sorted(config.options))
     found["attributes"] = " ".join(
         f"{a.extension}:{a.code}={hashlib.sha256(a.value).hexdigest()}"

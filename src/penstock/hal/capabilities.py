@@ -186,6 +186,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Names of processor baselines ("x86-64-v3") that the device can compile for, whatever the
     processor is. Such an artefact is portable to every machine whose processor has the baseline.
     """
+    any_threads: bool = False
+    """Whether a compiled artefact runs with any number of threads: the number is then no ingredient
+    of its cache key.
+    """
     extensions: tuple[Extension, ...] = ()
     """The vendor extensions that the device supports (NNAPI section 8.6); it gets no others."""
     simulated: bool = False

@@ -55,6 +55,13 @@ class TestTheDerivedToken:
         assert what == "miss"
         assert reason.startswith("NoEntry: the nearest entry differs in constants (")
 
+    def test_has_no_number_of_threads_where_an_artefact_runs_with_any(self, tmp_path: Path) -> None:
+        device = CachingDevice()
+        device.capabilities = replace(device.capabilities, any_threads=True)
+        compiled(device, tmp_path / "c", num_threads=1).close()
+        with compiled(device, tmp_path / "c", num_threads=7) as made:
+            assert made.receipt.steps[0].cache.outcome == "hit"
+
     @pytest.mark.parametrize(
         ("change", "ingredient"),
         [

@@ -66,6 +66,7 @@ class LlvmDevice(EngineDevice):
             dynamic_outputs=False,
             dispatch_ns=DISPATCH_NS,
             baselines=tuple(processor.BASELINES),
+            any_threads=True,
             families=("llvm",),
         )
         super().__init__("llvm", hal.DeviceType.CPU, claims, seal=seal)

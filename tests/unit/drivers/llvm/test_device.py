@@ -62,6 +62,14 @@ def test_support_and_a_cached_model_load_no_llvm(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["hit True", "[]"]
 
 
+def test_a_cached_model_runs_with_any_number_of_threads(tmp_path: Path) -> None:
+    with compiled(tmp_path, num_threads=1) as model:
+        assert outcome(model)[0] == "miss"
+    with compiled(tmp_path, num_threads=3) as model:
+        assert outcome(model)[0] == "hit"
+        np.testing.assert_array_equal(model.run([X])[0], X * (X + 2))
+
+
 @pytest.mark.parametrize("name", [n for n, isa in RECORDS.items() if not processor.missing(isa)])
 def test_every_instruction_set_of_the_processor_can_be_chosen(name: str, tmp_path: Path) -> None:
     with knobs.override(driver_settings=f"llvm_instructions={name}"):
