@@ -52,10 +52,29 @@ def fuse(program: Program) -> Program:
                 fused = _after(program, maker, kernel, access) or _before(maker, kernel, access)
                 if fused is not None and _fits(fused):
                     kernels[makers[access]] = None
-                    kernels[index] = kernel = fused
+                    kernels[index] = kernel = _plain(fused)
                     changed = True
                     break
     return rebuilt(program, [k for k in kernels if k is not None])
+
+
+def _plain(kernel: Kernel) -> Kernel:
+    """An element-wise *kernel* as one expression of its reads, each read once: kernels that make
+    its other operands can then join it too.
+    """
+    if kernel.combine != "none":
+        return kernel
+    accesses = tuple(dict.fromkeys(kernel.accesses))
+    places = [accesses.index(a) for a in kernel.accesses]
+    dtypes = (*kernel.body.arguments, *kernel.finish.arguments[1:])
+    scope = Scope(*(dtypes[places.index(i)] for i in range(len(accesses))))
+    values = [scope.argument(i) for i in places]
+    count = len(kernel.reads)
+    made = scope.inline(kernel.body, *values[:count])
+    body = scope.finish(scope.inline(kernel.finish, made, *values[count:]))
+    return replace(
+        kernel, reads=accesses, extras=(), body=body, finish=identity(body.dtype), sums=body.dtype
+    )
 
 
 def _fits(kernel: Kernel) -> bool:

@@ -160,6 +160,15 @@ def test_dear_value_of_a_broadcast_is_computed_once() -> None:
     assert [k.name for k in program.kernels] == ["+".join(["exp"] * 6), "scale"]
 
 
+def test_makers_of_several_operands_join_one_kernel_that_reads_each_element_once() -> None:
+    b = Builder()
+    x = b.tensor((2, 3))
+    y = b.binary("add", b.unary("neg", x), b.unary("abs", x))
+    program = after(fuse, b.program([x], [y]), ["abs+neg+add"])
+    assert program.kernels[0].reads == (b.whole(x),)
+    assert not program.kernels[0].extras
+
+
 def test_fused_kernels_stay_below_the_most_steps() -> None:
     b = Builder()
     x = b.tensor((3,))
