@@ -24,11 +24,11 @@ def match(program: Program, kernel: Kernel, isa: Isa) -> Dense | None:
     found = product(program, kernel, isa)
     if found is None:
         return None
+    if found.streamed is not None:
+        return _streamed(program, kernel, isa, found, found.streamed)
     n = _channel_loop(kernel, found)
     if n is None:
         return None
-    if found.streamed is not None:
-        return _streamed(program, kernel, isa, found, found.streamed)
     taps = _taps(kernel, found.data)
     if taps is None:
         return None
@@ -68,8 +68,11 @@ def _streamed(
         return None
     size, step = kernel.sizes[taps], found.data.steps[taps]
     segments, length = ((), size) if step == 1 else (((size, step),), 1)
-    positions = _positions(kernel, found, n)
-    shape = Shape(positions, kernel.loops[n], n, segments, length, weights.steps[taps])
+    # The positions of a tile have the same weights.
+    positions = sorted(_positions(kernel, found, n), key=lambda loop: not loop.weights)
+    if positions[-1].weights:
+        positions.append(Loop(1, 0, 0, (0,) * len(found.extras)))
+    shape = Shape(tuple(positions), kernel.loops[n], n, segments, length, weights.steps[taps])
     return Dense(program, kernel, isa, found, shape, np.zeros((0, 0, 0), np.float32), None)
 
 
