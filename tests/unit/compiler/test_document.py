@@ -12,7 +12,7 @@ import penstock
 from penstock.compiler.legalise import RULES
 from penstock.drivers.llvm import stages
 from penstock.drivers.llvm.device import LlvmDevice
-from penstock.drivers.llvm.emit import dense, depthwise, nest, routine
+from penstock.drivers.llvm.emit import dense, depthwise, nest, routine, transpose
 from penstock.drivers.llvm.isa import RECORDS
 from penstock.drivers.llvm.processor import BASELINES
 from penstock.hal import PrepareConfig
@@ -93,6 +93,7 @@ def test_stages_of_the_page_are_those_of_the_device() -> None:
 def test_records_and_templates_are_in_the_tables() -> None:
     cells = {cell.strip("`") for cell in first_cells(section("Instruction sets and templates"))}
     templates = {dense.Dense.name, nest.Nest.name, depthwise.Floats.name, routine.NAME}
+    templates.add(transpose.Transpose.name)
     assert cells == {*RECORDS, *templates}
     cache = section("The artefact and the cache")
     assert all(f"`{name}`" in cache for name in BASELINES)

@@ -18,6 +18,7 @@ from penstock.drivers.llvm.emit import (
     peak,
     routine,
     team,
+    transpose,
 )
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, module
 from penstock.drivers.llvm.emit.constants import Constants
@@ -54,7 +55,7 @@ class Generated(Struct, frozen=True, eq=False):
 
 def template_of(program: Program, kernel: Kernel, isa: Isa) -> Template:
     """The template that computes *kernel*."""
-    for family in (routine, amx, dense, depthwise):
+    for family in (routine, amx, dense, depthwise, transpose):
         matched: Template | None = family.match(program, kernel, isa)
         if matched is not None:
             return matched
