@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.compiler.expression import Scope
@@ -13,39 +13,56 @@ from penstock.compiler.program import Access, Position
 from penstock.driverkit.site import Refused, Site, Surroundings, require
 from penstock.errors import ModelError
 from penstock.interrupts import polled
-from penstock.ir import DType, Operand
+from penstock.ir import DType, Model, Operand, Subgraph
 from penstock.ir.infer import infer_subgraph
+from penstock.ir.types import Shape
 
 MOST_NESTED: Final = 8
 
 
 def inlined(operation: Operation, index: int, first: int) -> list[int]:
     """The tensors of the outputs of subgraph *index*, of the inputs from *first* on."""
-    site, build = operation.site, operation.build
-    model = site.model
+    site = operation.site
     given = [site.input(position) for position in range(first, len(site.inputs))]
-    try:
-        graph = infer_subgraph(model, index, [o.shape for o in given])
-    except ModelError as error:
-        raise Refused(f"subgraph {index}: {error}") from error
-    around = Surroundings(model, index)
-    around.subgraph = graph
+    graph = inferred(site.model, index, [o.shape for o in given])
     arguments = [operation.tensor(position) for position in range(first, len(site.inputs))]
     require(len(arguments) == len(graph.inputs), "a subgraph of other inputs")
     for argument, wanted in zip(given, graph.inputs, strict=True):
-        require(_alike(argument, graph.operands[wanted]), "a subgraph of other inputs")
-    with build.inside(graph, dict(zip(graph.inputs, arguments, strict=True))) as depth:
+        require(alike(argument, graph.operands[wanted]), "a subgraph of other inputs")
+    return written(operation, index, graph, dict(zip(graph.inputs, arguments, strict=True)))
+
+
+def inferred(model: Model, index: int, shapes: Sequence[Shape]) -> Subgraph:
+    """Subgraph *index* for inputs of *shapes*."""
+    try:
+        return infer_subgraph(model, index, shapes)
+    except ModelError as error:
+        raise Refused(f"subgraph {index}: {error}") from error
+
+
+def written(
+    operation: Operation, index: int, graph: Subgraph, arguments: Mapping[int, int]
+) -> list[int]:
+    """Writes the operations of *graph*, a form of subgraph *index*, and returns the tensors of its
+    outputs. *arguments* has the tensors of its inputs. Constants are not computed.
+    """
+    site, build = operation.site, operation.build
+    around = Surroundings(site.model, index)
+    around.subgraph = graph
+    with build.inside(graph, arguments) as depth:
         require(depth <= MOST_NESTED, f"subgraphs more than {MOST_NESTED} deep")
         for inner in polled(graph.operations):
+            outputs = tuple(graph.operands[i] for i in inner.outputs)
+            if all(o.is_constant for o in outputs):
+                continue
             inputs = tuple(
                 graph.operands[i] if graph.operands[i].has_value else None for i in inner.inputs
             )
-            outputs = tuple(graph.operands[i] for i in inner.outputs)
             write(build, Site(around, site.index, inner, inputs, outputs, site.hints))
         return [build.operand(i) for i in graph.outputs]
 
 
-def _alike(one: Operand, other: Operand) -> bool:
+def alike(one: Operand, other: Operand) -> bool:
     return one.dtype is other.dtype and one.quantization == other.quantization
 
 
@@ -55,10 +72,10 @@ def call(operation: Operation) -> None:
     site = operation.site
     composite = site.operation.type == "STABLEHLO_COMPOSITE"
     name = "decomposition_subgraph_index" if composite else "subgraph"
-    _return(operation, inlined(operation, site.attributes.integer(name), 0))
+    return_(operation, inlined(operation, site.attributes.integer(name), 0))
 
 
-def _return(operation: Operation, made: Sequence[int]) -> None:
+def return_(operation: Operation, made: Sequence[int]) -> None:
     """Makes the outputs the tensors *made*."""
     for position, tensor in enumerate(made):
         target = operation.target(position)
@@ -76,7 +93,7 @@ def if_else(operation: Operation) -> None:
     require(site.input().dtype is DType.BOOL, "a condition of another type than bool")
     if site.input().is_constant:
         chosen = 0 if site.value(0, "its condition").reshape(-1)[:1].all() else 1
-        _return(operation, inlined(operation, branches[chosen], 1))
+        return_(operation, inlined(operation, branches[chosen], 1))
         return
     _, _, before = build.mark()
     results = [inlined(operation, index, 1) for index in branches]
