@@ -11,7 +11,8 @@ from penstock.compiler.columns import by_columns
 from penstock.compiler.expression import identity
 from penstock.compiler.legalise.products import product
 from penstock.compiler.program import Access, Kernel, Program, Tensor, along
-from penstock.drivers.llvm.emit.matrix import Matrix
+from penstock.drivers.llvm.emit.dense import Dense
+from penstock.drivers.llvm.emit.matrix import LINE, Matrix
 from penstock.drivers.llvm.emit.module import template_of
 from penstock.drivers.llvm.isa import RECORDS, Instructions, Isa
 from penstock.ir import DType
@@ -101,3 +102,36 @@ def test_a_second_factor_is_copied_so_that_columns_lie_last() -> None:
     assert [k.name for k in made.kernels] == ["columns", "matmul"]
     assert made.tensors[3].shape == (16, 24)
     assert template_of(made, made.kernels[1], RECORDS["avx2"]).name == "dense"
+
+
+def pixels(rows: int, across: int, depth: int, channels: int) -> Program:
+    """A convolution of single pixels of floats."""
+    f32, rng = DType.FLOAT32, np.random.default_rng(3)
+    shapes = (1, rows, across, depth), (channels, depth), (1, rows, across, channels)
+    reads = Access(0, along(0, 1, 2, 4)), Access(1, along(3, 4))
+    kernel = Kernel(
+        "convolution", shapes[2], reads, product(f32, f32, f32, (None, None)), identity(f32),
+        Access(2, along(0, 1, 2, 3)), (depth,), "sum", f32,
+    )  # fmt: skip
+    weights = rng.standard_normal(shapes[1]).astype(np.float32)
+    tensors = tuple(Tensor(f32, s) for s in shapes)
+    return Program(tensors, {1: weights}, (kernel,), (0,), (2,), {})
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+def test_tiles_together_fetch_the_weights_of_the_next_panel(isa: Isa) -> None:
+    program = pixels(7, 7, 1024, 72)
+    found = template_of(program, program.kernels[0], isa)
+    assert isinstance(found, Dense)
+    tiles = -(-49 // found.rows)
+    assert found.ahead_lines * LINE * tiles >= found.unrolled * found.tap_bytes
+    text = found.write("f").text()
+    assert text.count("call void @llvm.prefetch") >= found.ahead_lines > 0
+    check(program, isa, "dense")
+
+
+def test_weights_are_not_fetched_where_they_stay_or_are_read_once() -> None:
+    for shape in ((7, 7, 64, 72), (1, 1, 1024, 72), (40, 40, 1024, 72)):
+        program = pixels(*shape)
+        found = template_of(program, program.kernels[0], RECORDS["avx512-vnni"])
+        assert "prefetch" not in found.write("f").text()

@@ -145,6 +145,11 @@ class Function:
     def store(self, value: Reg, pointer: str, align: int = 1) -> None:
         self.line(f"store {value}, ptr {pointer}, align {align}")
 
+    def fetch(self, pointer: str) -> None:
+        """Has the processor load what is at *pointer* into its second cache."""
+        self.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        self.line(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+
     def splat(self, value: Reg, lanes: int) -> Reg:
         """A vector of *lanes* equal elements."""
         if lanes == 1:

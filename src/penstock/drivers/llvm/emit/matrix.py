@@ -22,6 +22,15 @@ CACHED = 640 * 1024
 
 UNCACHED = 1.15
 
+LINE = 64
+"""Bytes that are fetched from memory at once."""
+
+LEAST_AHEAD = 128 * 1024
+"""Bytes of weights that another layer may have pushed out of the second cache."""
+
+FEW_TILES, MANY_TILES = 3, 32
+"""Tiles of a panel between which it pays to fetch the next one."""
+
 MOST_FOLDED = 4
 
 FLOAT_BYTES = 4
@@ -204,6 +213,31 @@ class Matrix:
         if len(self.shape.positions) == 1:
             turns = -(-turns // self.rows)
         return weights > CACHED and weights * turns > data * self.panels
+
+    @property
+    def panel_bytes(self) -> int:
+        """The packed weights of a panel."""
+        return math.prod(size for size, _ in self.shape.segments) * self.taps * self.tap_bytes
+
+    @property
+    def ahead_lines(self) -> int:
+        """How many lines of the next panel are fetched beside each few taps of a tile: together the
+        tiles of a panel fetch it all. 0 where weights stay in the second cache, or where there is
+        little to compute meanwhile.
+        """
+        weights = self.panels * self.panel_bytes
+        if self.shape.stream is not None or weights <= LEAST_AHEAD:
+            return 0
+        *outer, inner = self.shape.positions
+        tiles = math.prod(p.size for p in outer) * -(-inner.size // self.rows)
+        if not self.by_panels or not FEW_TILES <= tiles <= MANY_TILES:
+            return 0
+        return -(-self.unrolled * self.tap_bytes // (LINE * tiles))
+
+    @property
+    def unrolled(self) -> int:
+        """The taps of a turn of the innermost loop."""
+        return (4 if self.fold == 1 else 2) * self.unit
 
     @property
     def units(self) -> int:

@@ -17,7 +17,7 @@ from penstock.drivers.llvm.emit.assembler import (
 )
 from penstock.drivers.llvm.emit.data_sums import data_sums, pays
 from penstock.drivers.llvm.emit.flat import Flat
-from penstock.drivers.llvm.emit.matrix import Loop, Matrix
+from penstock.drivers.llvm.emit.matrix import LINE, Loop, Matrix
 from penstock.drivers.llvm.emit.product import Scaling
 from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa.instructions import GROUP
@@ -37,6 +37,7 @@ class Code:
         self.dense, self.f, self.m = dense, function, dense.machine
         self.rows, self.columns, self.panel = dense.rows, dense.columns, dense.panel
         self.count = 0
+        self.next: Index = 0
         self.ahead = pays(dense.shape, self.m) and dense.fold == 1
         self.scale, self.shape, self.lanes = dense.scale, dense.shape, dense.lanes
 
@@ -103,9 +104,32 @@ class Code:
         size, rows = self.shape.positions[-1].size, self.rows
         self._poll(size)
         full = size // rows * rows
-        self.f.each(0, full, rows, lambda x: self._tile([*indexes, x], panel, count))
+
+        def tile(x: Index) -> None:
+            self._look_ahead(indexes, x)
+            self._tile([*indexes, x], panel, count)
+
+        self.f.each(0, full, rows, tile)
         if full < size:
+            self._look_ahead(indexes, full)
             self._tile([*indexes, size - rows], panel, count)
+
+    def _look_ahead(self, outer: Sequence[Index], x: Index) -> None:
+        """Has a tile fetch its share of the weights of the next panel, if that is worth it."""
+        f, dense = self.f, self.dense
+        if not dense.ahead_lines:
+            return
+        number: Index = 0
+        for loop, index in zip(self.shape.positions, outer, strict=False):
+            number = f.add(f.mul(number, loop.size), index)
+        number = f.mul(number, -(-self.shape.positions[-1].size // self.rows))
+        turn: Index = (
+            x // self.rows
+            if isinstance(x, int)
+            else f.value(f"udiv i64 {x}, {self.rows}", "i64").name
+        )
+        lines = f.mul(f.add(number, turn), LINE * dense.ahead_lines)
+        self.next = f.add(lines, dense.panel_bytes)
 
     def _pointer(
         self,
@@ -124,12 +148,10 @@ class Code:
     def _tile(self, indexes: list[Index], panel: Index, count: int) -> None:
         f, m = self.f, self.m
         data = self._pointer("%data", self.dense.product.data, lambda p: p.data, indexes)
-        pieces = math.prod(size for size, _ in self.shape.segments)
-        size = pieces * self.dense.taps * self.dense.tap_bytes
         self.count = count
         streamed = self.dense.product.streamed
         if streamed is None:
-            weights = f.at("%w", f.mul(panel, size))
+            weights = f.at("%w", f.mul(panel, self.dense.panel_bytes))
         else:
             first = f.mul(panel, self.panel)
             weights = self._pointer("%w", streamed, lambda p: p.weights, indexes, first)
@@ -248,13 +270,16 @@ class Code:
         f, dense = self.f, self.dense
         step = dense.unit
         whole = self.shape.length // step * step
-        unrolled = (4 if dense.fold == 1 else 2) * step
+        unrolled = dense.unrolled
         # Behind the last tap is no data: a unit with fewer taps is not in the loop.
         full = whole // unrolled * unrolled
 
         def body(k: Index, carried: list[Reg]) -> list[Reg]:
             a = f.at(data, f.mul(k, dense.item))
             w = f.at(weights, f.mul(k, dense.tap_bytes))
+            ahead = f.at(w, self.next)
+            for line in range(dense.ahead_lines):
+                f.fetch(f.at(ahead, LINE * line))
             for u in range(0, unrolled, step):
                 carried = self._products(a, w, u, step, carried)
             return carried
