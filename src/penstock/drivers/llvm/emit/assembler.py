@@ -349,6 +349,13 @@ class Function:
         text = f"shufflevector {value}, {value.type} poison, <{len(places)} x i32> <{order}>"
         return self.value(text, f"<{len(places)} x {scalar}>")
 
+    def mixed(self, a: Reg, b: Reg, places: Sequence[int]) -> Reg:
+        """The elements of two vectors, one behind the other, at *places*."""
+        _, scalar = lanes_of(a.type)
+        order = ", ".join(f"i32 {p}" for p in places)
+        text = f"shufflevector {a}, {b}, <{len(places)} x i32> <{order}>"
+        return self.value(text, f"<{len(places)} x {scalar}>")
+
     def resized(self, value: Reg, lanes: int) -> Reg:
         """The first *lanes* elements of a vector; those behind its end are of no matter."""
         had, _ = lanes_of(value.type)

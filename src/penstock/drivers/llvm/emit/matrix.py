@@ -275,11 +275,9 @@ class Matrix:
             return self.machine.packed_weights(shaped)
 
         def padded(values: NDArray, kind: type) -> NDArray:
-            made: NDArray = np.zeros((panels, panel * self.fold), kind)
             some: NDArray = np.zeros(panels * panel, kind)
             some[:channels] = np.broadcast_to(values, channels)
-            made[:, :panel] = some.reshape(panels, panel)[:, order]
-            return made
+            return np.tile(some.reshape(panels, panel)[:, order], self.fold)
 
         start = padded(scale.start, np.int32)
         if self.fold > 1:

@@ -177,7 +177,10 @@ class Code:
         if self.dense.apart is not None:
             sums = self._apart(data, panel, sums)
         sums = self._joined(self._segments(0, data, weights, sums), tile)
-        total = [self._unfolded(v) for v in sums]
+        if self.merges:
+            total = [v for part in (sums[:tile], sums[tile:]) for v in self._merged(part)]
+        else:
+            total = [self._unfolded(v) for v in sums]
         if self.scale is not None and self.scale.surplus and not self.ahead:
             total = self._corrected(total, self.scale.surplus)
         self._finish(total, indexes, panel, count)
@@ -207,6 +210,28 @@ class Code:
             sums = [*joined, *sums[2 * half :]]
         return sums
 
+    @property
+    def merges(self) -> bool:
+        """Whether the sums of as many rows as groups of taps were folded become one vector."""
+        scale = self.scale
+        makes_bytes = scale is not None and scale.scaled is not None and scale.offset is not None
+        return self.dense.fold > 1 and makes_bytes
+
+    def _merged(self, sums: Sequence[Reg]) -> list[Reg]:
+        """The sums of the channels of several rows, side by side, from those of the groups of taps
+        of each row.
+        """
+        made, fold = list(sums), self.dense.fold
+        while fold > 1:
+            made += made[-1:] * (len(made) % 2)
+            halves = [
+                [self.f.mixed(a, b, range(odd, 2 * self.lanes, 2)) for odd in (0, 1)]
+                for a, b in zip(made[::2], made[1::2], strict=True)
+            ]
+            made = [self.f.value(f"add {a}, {b.name}", a.type) for a, b in halves]
+            fold //= 2
+        return made
+
     def _unfolded(self, total: Reg) -> Reg:
         """The sums of the channels, from those of the groups of taps of each."""
         fold = self.dense.fold
@@ -222,11 +247,12 @@ class Code:
 
     def _corrected(self, sums: list[Reg], surplus: int) -> list[Reg]:
         """The sums plus the surplus of the weights times the sum of the data."""
-        f, m, count = self.f, self.m, self.rows * self.columns
+        f, m = self.f, self.m
+        rows = len(sums) // (self.columns + 1)
         factor = ", ".join([f"i32 {surplus}"] * self.lanes)
         made: list[Reg] = []
-        for r in range(self.rows):
-            more = f.value(f"mul {sums[count + r]}, <{factor}>", m.words)
+        for r in range(rows):
+            more = f.value(f"mul {sums[rows * self.columns + r]}, <{factor}>", m.words)
             made += [
                 f.value(f"add {sums[r * self.columns + j]}, {more.name}", m.words)
                 for j in range(self.columns)
@@ -415,51 +441,75 @@ class Code:
         held: list[list[Reg]], scale: Scaling,
     ) -> None:  # fmt: skip
         """The results of a tile as bytes, four vectors of sums at a time: those of one row, or of
-        two or four.
+        several.
         """
-        f, m, each = self.f, self.m, self.columns
+        f, m, each, fold = self.f, self.m, self.columns, self.dense.fold
         scaled, finish = scale.scaled, self.dense.kernel.finish
         if scaled is None or scale.offset is None:
             raise ValueError("8-bit sums without a requantisation")
-        together, size, write = 4 // each, self.lanes * each, self.dense.product.write
-        mask = mask_of(count, size)
-        channel = f.mul(panel, self.panel)
-        for first in range(0, self.rows, together):
-            rows = [min(first + i, self.rows - 1) for i in range(together)]
+        together, last = 4 // each, len(sums) // each - 1
+        for first in range(0, last + 1, together):
             whole = []
-            for row in rows:
+            for vectors in (min(first + i, last) for i in range(together)):
                 for j in range(each):
-                    total = sums[row * each + j]
+                    total = sums[vectors * each + j]
                     value = epilogue.scaled_sum(f, m, total, held[j])
                     whole.append(epilogue.patched(f, m, value, total, self._rounds(panel, j)))
             made = epilogue.packed(f, m, whole, scaled, scale.offset, finish.dtype_of(scale.value))
-            places = [[*indexes[:-1], f.add(indexes[-1], row)] for row in rows]
+            # Of each row: its number, and the places of its bytes.
+            rows = [
+                (min((first + i) * fold + k, self.rows - 1), part[k * self.panel :][: self.panel])
+                for i, part in enumerate(m.part_of(i, each) for i in range(together))
+                for k in range(fold)
+            ]
+            places = [[*indexes[:-1], f.add(indexes[-1], row)] for row, _ in rows]
             if scale.value != finish.result:
-                made = self._rest(made, scale.value, places, channel, mask)
-            for i in range(min(together, self.rows - first)):
-                part = made if together == 1 else f.chosen(made, m.part_of(i, each))
-                at = self._pointer("%out", write, lambda p: p.write, places[i], channel)
-                f.masked_store(part, at, mask)
+                parts = [part for _, part in rows]
+                made = self._rest(made, scale.value, places, parts, panel, count)
+            new = min(len(rows), self.rows - first * fold)
+            self._stored_rows(made, [p for _, p in rows[:new]], places, panel, count)
+
+    def _stored_rows(
+        self, made: Reg, parts: Sequence[list[int]], places: list[list[Index]], panel: Index,
+        count: int,
+    ) -> None:  # fmt: skip
+        """Stores the bytes of rows, each at its *parts* of *made*: all at once where the result has
+        them side by side.
+        """
+        f, write = self.f, self.dense.product.write
+        channel, width = f.mul(panel, self.panel), self.m.isa.width
+        adjacent = self.shape.positions[-1].write == count == self.shape.channels
+        if adjacent and len(parts) > 1:
+            parts = [[place for part in parts for place in part[:count]]]
+            count = len(parts[0])
+        size = self.panel if count <= self.panel else width
+        for part, place in zip(parts, places, strict=False):
+            order = [*part, *[0] * (size - len(part))]
+            some = made if order == [*range(width)] else f.chosen(made, order)
+            at = self._pointer("%out", write, lambda p: p.write, place, channel)
+            f.masked_store(some, at, mask_of(count, size))
 
     def _rest(
-        self, packed: Reg, value: int, places: list[list[Index]], channel: Index, mask: Reg | None
-    ) -> Reg:
-        """What the finish makes of *packed*, its value *value*: bytes of the rows at *places*, in
-        the order of `Instructions.part_of`.
+        self, packed: Reg, value: int, places: list[list[Index]], parts: Sequence[list[int]],
+        panel: Index, count: int,
+    ) -> Reg:  # fmt: skip
+        """What the finish makes of *packed*, its value *value*: bytes of the rows at *places*, each
+        at its *parts*.
         """
         f, m, finish = self.f, self.m, self.dense.kernel.finish
-        size = m.isa.width // len(places)
+        size = self.panel
+        mask, channel = mask_of(count, size), f.mul(panel, size)
         order = [0] * m.isa.width
-        for i in range(len(places)):
-            for k, place in enumerate(m.part_of(i, self.columns)):
+        for i, part in enumerate(parts):
+            for k, place in enumerate(part):
                 order[place] = i * size + k
         values = {value: packed}
         single = Writer(f, size, m, self._table)
         for number in range(len(self.dense.product.extras)):
             if self._is_read(number + 1):
-                parts = [self._extra(single, number, at, channel, mask) for at in places]
-                whole = f.joined(parts)
-                values[number + 1] = f.chosen(whole, order) if len(parts) > 1 else whole
+                loaded = [self._extra(single, number, at, channel, mask) for at in places]
+                whole = f.joined(loaded)
+                values[number + 1] = f.chosen(whole, order) if len(loaded) > 1 else whole
         writer = Writer(f, m.isa.width, m, self._table)
         made = writer.value(finish, values, finish.result)
         return writer.stored(made, self.dense.product.write.dtype)
