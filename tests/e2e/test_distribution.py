@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
@@ -80,25 +81,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
-def test_distribution_installs_into_an_empty_environment_and_reads_the_demo_picture(
-    built: Path, kind: str, tmp_path: Path
+def test_wheel_installs_into_an_empty_environment_and_reads_the_demo_picture(
+    built: Path, tmp_path: Path
 ) -> None:
-    (file,) = built.glob(kind)
-    assert file.name.startswith("penstock_nn-")
-    run(sys.executable, "-m", "venv", "empty", at=tmp_path)
-    python = tmp_path / "empty" / "bin" / "python"
-    requirements = tmp_path / "requirements.txt"
-    needed = locked(DISTRIBUTION, *(BUILD_BACKEND if kind == "*.tar.gz" else ()))
-    requirements.write_text("\n".join(needed), "utf-8")
-    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    run(*pip, "--require-hashes", "-r", requirements, at=tmp_path)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    requirements.write_text(f"{file} --hash=sha256:{digest}\n", "utf-8")
-    own = ("--no-index", "--no-deps", "--no-build-isolation", "--require-hashes")
-    run(*pip, *own, "-r", requirements, at=tmp_path)
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name.startswith("penstock_nn-")
+    pip = empty_environment(tmp_path, *locked(DISTRIBUTION))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    requirements = tmp_path / "wheel.txt"
+    requirements.write_text(f"{wheel} --hash=sha256:{digest}\n", "utf-8")
+    own = ("--no-index", "--no-deps", "--require-hashes")
+    run(*pip, "install", "--quiet", *own, "-r", requirements, at=tmp_path)
 
-    run(python, "-m", "pip", "check", at=tmp_path)
+    run(*pip, "check", at=tmp_path)
     program = tmp_path / "empty" / "bin" / "penstock"
     for network in ("digits_float32", "digits_int8"):
         answer = run(
@@ -109,6 +104,38 @@ def test_distribution_installs_into_an_empty_environment_and_reads_the_demo_pict
     found = json.loads(run(program, "doctor", "--json", at=tmp_path))
     assert found["packages"][DISTRIBUTION] is not None
     assert found["problems"] == []
+
+
+def test_pip_makes_the_same_wheel_of_the_sdist(built: Path, tmp_path: Path) -> None:
+    """With the pinned build backend alone, as a user who installs the sdist."""
+    (sdist,) = built.glob("*.tar.gz")
+    pip = empty_environment(tmp_path, *locked(*BUILD_BACKEND))
+    own = ("--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path)
+    run(*pip, "wheel", "--quiet", *own, sdist, at=tmp_path)
+
+    (made,) = tmp_path.glob("*.whl")
+    (wheel,) = built.glob("*.whl")
+    assert made.name == wheel.name
+    assert contents(made) == contents(wheel)
+
+
+def empty_environment(at: Path, *requirements: str) -> tuple[object, ...]:
+    """The command pip for a new environment `empty` in the directory *at*, which has nothing but
+    *requirements*.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", "empty", at=at)
+    python = at / "empty" / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    (at / "needed.txt").write_text("\n".join(requirements), "utf-8")
+    options = ("--quiet", "--no-compile", "--require-hashes")
+    run(*pip, "install", *options, "-r", at / "needed.txt", at=at)
+    return pip
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """The files of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def test_sdist_holds_every_tracked_file(built: Path) -> None:

@@ -76,13 +76,25 @@ def test_basic_cells(weights: DType, activation: str, asymmetric: bool) -> None:
         "asymmetric_quantize_inputs": asymmetric,
     }
     check_case(step_case(rng, weights, **more))
-    for time_major in (False, True):
-        check_case(sequence_case(rng, weights, time_major=time_major, **more))
-        for merge in (False, True):
-            forms: list[dict[str, Any]] = [{}, {"auxiliary": 3}, {"auxiliary": 4, "linked": True}]
-            for form in forms:
-                case = both_case(rng, weights, time_major=time_major, merge=merge, **form, **more)
-                check_case(case)
+    check_case(sequence_case(rng, weights, time_major=False, **more))
+    check_case(both_case(rng, weights, time_major=False, merge=True, auxiliary=3, **more))
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("time_major", [False, True])
+def test_sequences_of_basic_cells(weights: DType, asymmetric: bool, time_major: bool) -> None:
+    rng = np.random.default_rng(1)
+    more: dict[str, Any] = {
+        "fused_activation_function": "TANH",
+        "asymmetric_quantize_inputs": asymmetric,
+    }
+    check_case(sequence_case(rng, weights, time_major=time_major, **more))
+    for merge in (False, True):
+        forms: list[dict[str, Any]] = [{}, {"auxiliary": 3}, {"auxiliary": 4, "linked": True}]
+        for form in forms:
+            case = both_case(rng, weights, time_major=time_major, merge=merge, **form, **more)
+            check_case(case)
 
 
 FORMS: Final = [
