@@ -1,7 +1,7 @@
 """Random models on generated code and on the device `reference`: how the two compare.
 
 Models come in families: layers around the widths of vectors (tests/support_layers.py), single
-operations of each family of generators of tests/differential, and graphs of these.
+operations of each family of generators of tests/differential, graphs of these, and loops.
 """
 
 from __future__ import annotations
@@ -21,19 +21,27 @@ from penstock.errors import PenstockError
 from penstock.ir import Model, NDArray, infer_shapes
 from tests.differential.graphs import draw_graph
 from tests.differential.registry import draw_unusual, every_case
-from tests.support_compiler import bound_of, differences, reference, without_state
+from tests.support_compiler import (
+    bound_of,
+    differences,
+    random_inputs,
+    reference,
+    without_state,
+)
 from tests.support_generated import Runner, compiled
 from tests.support_layers import FAMILIES, draw_layer
+from tests.support_loops import scanning
 
 GRAPHS: Final = "graphs"
 LAYERS: Final = "layers of "
 OPERATIONS: Final = "operations of "
+LOOPS: Final = "loops"
 
 
 def families() -> list[str]:
     """The names of all families."""
     modules = sorted({case.family for case in every_case().values()})
-    return [*(LAYERS + f for f in FAMILIES), *(OPERATIONS + m for m in modules), GRAPHS]
+    return [*(LAYERS + f for f in FAMILIES), *(OPERATIONS + m for m in modules), GRAPHS, LOOPS]
 
 
 class Trial(Struct, frozen=True):
@@ -50,6 +58,9 @@ def draw(family: str, seed: int) -> tuple[Model, list[NDArray]]:
     """
     if family.startswith(LAYERS):
         return draw_layer(family.removeprefix(LAYERS), seed)
+    if family == LOOPS:
+        scan = scanning(1 + seed % 6, seed, grids=False)
+        return scan, random_inputs(scan, seed)
     if family == GRAPHS:
         drawn = draw_graph([seed])
     else:
