@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from penstock.compiler.interpreter import as_declared
 from penstock.compiler.legalise import legalise
 from penstock.compiler.memory import plan
 from penstock.compiler.outputs import with_own_outputs
@@ -68,7 +69,8 @@ class Runner:
             for t in program.outputs
         ]
         self.call([a.ctypes.data for a in (*inputs, *outputs)])
-        return outputs
+        named = zip(program.outputs, outputs, strict=True)
+        return [as_declared(program.tensors[t], array) for t, array in named]
 
     def call(
         self, ports: Sequence[int], arena: int | None = None, constants: int | None = None

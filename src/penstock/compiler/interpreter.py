@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from numpy.lib.stride_tricks import as_strided
 
 from penstock.compiler.arithmetic import evaluate
-from penstock.compiler.program import NEUTRAL, Access, Border, Kernel, Position, Program
+from penstock.compiler.program import NEUTRAL, Access, Border, Kernel, Position, Program, Tensor
 from penstock.compiler.routine_run import RoutineRun
 from penstock.errors import GeneralFailure
 from penstock.interrupts import polled
@@ -33,7 +33,14 @@ def run(program: Program, inputs: Sequence[NDArray]) -> list[NDArray]:
     for flag, message in zip(program.flags, program.failures, strict=True):
         if done.evaluated(flag).any():
             raise GeneralFailure(message)
-    return [done.evaluated(i) for i in program.results]
+    return [as_declared(program.tensors[i], done.evaluated(i)) for i in program.results]
+
+
+def as_declared(tensor: Tensor, array: NDArray) -> NDArray:
+    """The value of *tensor* as the model declares it: complex numbers from their parts."""
+    if not tensor.is_complex:
+        return array
+    return np.ascontiguousarray(array).view(np.complex64).reshape(tensor.shape[:-1])
 
 
 class Run:
@@ -43,7 +50,8 @@ class Run:
         self.program = program
         self.values: dict[int, NDArray] = dict(program.constants)
         for index, array in zip(program.inputs, inputs, strict=True):
-            self.values[index] = np.asarray(array)
+            given = np.ascontiguousarray(array).view(program.tensors[index].dtype.numpy)
+            self.values[index] = given.reshape(program.tensors[index].shape)
         for kernel in polled(program.kernels):
             self._run(kernel)
 

@@ -30,11 +30,15 @@ NEUTRAL: Final[Mapping[str, float]] = {"sum": 0, "product": 1, "any": 0, "all": 
 
 
 class Tensor(Struct, frozen=True):
-    """A value of the program: elements of *dtype* in *shape*, row-major unless it is laid out."""
+    """A value of the program: elements of *dtype* in *shape*, row-major unless it is laid out.
+
+    *is_complex*: it stands for complex numbers of the model, whose two parts are the last axis.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
     name: str = ""
+    is_complex: bool = False
 
 
 class Position(Struct, frozen=True, array_like=True):

@@ -95,12 +95,19 @@ class Builder:
             self._depth -= 1
 
     def operand(self, index: int) -> int:
-        """The tensor of operand *index* of the subgraph that is written."""
+        """The tensor of operand *index* of the subgraph that is written. Complex numbers are their
+        parts, as float32, along an axis of its own.
+        """
         if index not in self._numbers:
             operand = self._graph.operands[index]
-            self._numbers[index] = self.tensor(operand.dtype, shape_of(operand), operand.name)
+            shape, is_complex = shape_of(operand), operand.dtype is DType.COMPLEX64
+            dtype = DType.FLOAT32 if is_complex else operand.dtype
+            made = self.tensor(dtype, (*shape, 2) if is_complex else shape, operand.name)
+            self.tensors[made] = replace(self.tensors[made], is_complex=is_complex)
             if operand.is_constant and not self.judging:
-                self.constants[self._numbers[index]] = self.model.constant(operand)
+                array = self.model.constant(operand)
+                self.constants[made] = parts_of(array) if is_complex else array
+            self._numbers[index] = made
         return self._numbers[index]
 
     def order(self, index: int) -> Sums:
@@ -307,6 +314,11 @@ def shape_of(operand: Operand) -> tuple[int, ...]:
     shape = static_shape(operand.shape)
     require(shape is not None, "a shape that is known only when it runs (shapes= makes it known)")
     return shape or ()
+
+
+def parts_of(array: NDArray) -> NDArray:
+    """Complex numbers as their real and imaginary parts, along an axis of its own."""
+    return np.ascontiguousarray(array).view(np.float32).reshape(*array.shape, 2)
 
 
 def elements(shape: Sequence[int]) -> int:
