@@ -24,6 +24,7 @@ MODULES = {
     "cache": "cache",
     "engines": "engines",
     "footprint": "footprint",
+    "coverage": "coverage",
     "isolation": "isolation",
 }
 """The module of each benchmark, by the benchmark's name."""

@@ -61,7 +61,7 @@ def class_of(model: Model, macs: float | None) -> str:
     found: dict[str, float] = {}
     for operation in model.operations:
         kind = _kind(model, operation)
-        found[kind] = found.get(kind, 0.0) + _macs(model, operation)
+        found[kind] = found.get(kind, 0.0) + macs_of(model, operation)
     total = sum(found.values()) if macs is None else macs
     if total <= COUNTED:
         return SMALL
@@ -77,7 +77,8 @@ def _kind(model: Model, operation: Operation) -> str:
     return {"int8": BYTES, "uint8": BYTES, "int16": WORDS}.get(data.value, REAL)
 
 
-def _macs(model: Model, operation: Operation) -> float:
+def macs_of(model: Model, operation: Operation) -> float:
+    """The multiply-accumulates of a layer; 0 of other operations."""
     from penstock.partitioning.work import RULES, WINDOWED, work_of
 
     counts = operation.key in RULES and operation.key not in WINDOWED
