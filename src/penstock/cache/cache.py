@@ -167,14 +167,15 @@ class Cache:
         return self._collect(max_bytes)
 
     def clear(self) -> Removed:
-        """Removes every entry not in use, also from the drivers' registries, and measured
-        placements.
+        """Removes every entry not in use, also from the drivers' registries, measured placements
+        and kept answers.
 
         Returns the removed entries and what could not be removed. Raises `Unreadable`.
         """
-        from penstock.cache.verdicts import Verdicts
+        from penstock.cache.verdicts import KeptAnswers, Verdicts
 
         Verdicts(self.directory).clear()
+        KeptAnswers(self.directory).clear()
         return self._collect(-1)
 
     def _collect(self, most_bytes: int | None) -> Removed:

@@ -121,8 +121,21 @@ def driver_verdict_key(device: str, version: str, forms: Sequence[Form]) -> str:
     return record_key("driver verdict", ingredients)
 
 
+def answers_key(model: Model, device: Device) -> str:
+    """The key, 64 digits, of the answers of *device* about *model*."""
+    ingredients = {
+        **_contents(model),
+        "device": device.name,
+        "version": device.version,
+        "source": origin_of(device),
+        "basis": device.capabilities.support_basis,
+    }
+    return record_key("support answers", ingredients)
+
+
 def record_key(
-    kind: Literal["placement verdict", "driver verdict"], ingredients: Mapping[str, str]
+    kind: Literal["placement verdict", "driver verdict", "support answers"],
+    ingredients: Mapping[str, str],
 ) -> str:
     """The key, 64 digits, of a record of *kind* that depends on all *ingredients*."""
     return derived_token({**ingredients, "kind": kind}).hex()

@@ -25,6 +25,9 @@ VERDICTS: Final = "placements"
 DRIVER_VERDICTS: Final = "driver-verdicts"
 """The directory of verdicts on drivers, below the state directory."""
 
+ANSWERS: Final = "support"
+"""The directory of kept answers about support, below the cache directory."""
+
 _DIGITS: Final = "0123456789abcdef"
 _LETTERS: Final = "ABCDEFGHIJKLMNOP"
 _TO_LETTERS: Final = str.maketrans(_DIGITS, _LETTERS)

@@ -1,4 +1,6 @@
-"""Stored, sealed verdicts: the best measured placement, and what a driver computes wrongly."""
+"""Stored, sealed verdicts: the best measured placement, what a driver computes wrongly, and which
+operations a device supports.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,15 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from penstock.cache.naming import DRIVER_VERDICTS, VERDICTS
+from penstock.cache.naming import ANSWERS, DRIVER_VERDICTS, VERDICTS
 from penstock.cache.records import Record, SealedRecords
-from penstock.hal import AccuracyClass
+from penstock.hal import AccuracyClass, Support
 from penstock.ir.digest import Form
 from penstock.sealed.places import state_directory
 
 MOST_VERDICTS: Final = 1024
 MOST_DRIVER_VERDICTS: Final = 256
+MOST_ANSWERS: Final = 1024
 """Maximum stored verdicts of each kind; the oldest are removed first."""
 
 SHORT: Final = 12
@@ -47,6 +50,19 @@ class Verdicts(SealedRecords[Verdict]):
     """The measured placements below one cache directory; see `SealedRecords`."""
 
     name, kind, domain, most = VERDICTS, Verdict, b"penstock placement verdict", MOST_VERDICTS
+
+
+class Answers(Record, frozen=True, kw_only=True):
+    """The answers of *device* for every operation of one model."""
+
+    device: str
+    answers: tuple[Support, ...]
+
+
+class KeptAnswers(SealedRecords[Answers]):
+    """The answers below one cache directory; see `SealedRecords`."""
+
+    name, kind, domain, most = ANSWERS, Answers, b"penstock support answers", MOST_ANSWERS
 
 
 class DriverVerdict(Record, frozen=True, kw_only=True):

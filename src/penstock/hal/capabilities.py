@@ -190,6 +190,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a compiled artefact runs with any number of threads: the number is then no ingredient
     of its cache key.
     """
+    support_basis: str = ""
+    """What `supported_operations` depends on beside the model's content, as text that changes with
+    it. The runtime then keeps the answers beside cached models. Empty: it asks at each compile.
+    """
     extensions: tuple[Extension, ...] = ()
     """The vendor extensions that the device supports (NNAPI section 8.6); it gets no others."""
     simulated: bool = False

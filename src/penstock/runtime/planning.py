@@ -26,16 +26,17 @@ from penstock.runtime.compile_arguments import Occasion
 from penstock.runtime.discovery import DeviceInfo, Manager
 
 
-def plan_model(occasion: Occasion, *, measure: bool = False) -> ExecutionPlan:
+def plan_model(occasion: Occasion, *, measure: bool = False, keep: bool = False) -> ExecutionPlan:
     """The plan of one compile.
 
     With placement "cost", a stored verdict on exactly this case is used first. Otherwise, if
     *measure* asks for it, candidates are measured on this machine. Otherwise `place` decides. No
-    device gets an operation that shadow verification found it to compute wrongly. Raises the errors
+    device gets an operation that shadow verification found it to compute wrongly. With *keep*,
+    answers about support are read from the cache directory and kept there. Raises the errors
     of these functions, and `Cancelled` or `MissedDeadline*` during a measurement.
     """
     model, policy, directory = occasion.model, occasion.policy, occasion.directory
-    devices = trusted(occasion.devices, policy)
+    devices = trusted(_remembering(occasion.devices, directory if keep else None), policy)
     choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
     if choice and (measure or (directory is not None and _has(directory, VERDICTS))):
         from penstock.runtime.tuning import stored_plan, tuned_plan
@@ -46,6 +47,22 @@ def plan_model(occasion: Occasion, *, measure: bool = False) -> ExecutionPlan:
         if measure:
             return tuned_plan(occasion)
     return place(model, devices, policy, occasion.config.preference)
+
+
+def _remembering(devices: Sequence[Device], directory: str | None) -> Sequence[Device]:
+    """*devices*; with a cache *directory*, those that allow it answer from what it has kept."""
+    if directory is None or not any(map(_has_basis, devices)):
+        return devices
+    from penstock.runtime.remembering import with_kept_answers
+
+    return with_kept_answers(devices, directory, _has_basis)
+
+
+def _has_basis(device: Device) -> bool:
+    try:
+        return bool(device.capabilities.support_basis)
+    except errors.FOREIGN:  # placement finds what is wrong with the device
+        return False
 
 
 def with_fallbacks(plan: ExecutionPlan, devices: Sequence[Device], policy: Policy) -> ExecutionPlan:

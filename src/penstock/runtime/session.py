@@ -187,7 +187,7 @@ class Session:
         def plan(*more: hal.Device) -> ExecutionPlan:
             widened = replace(occasion, devices=[*self.chosen, *more])
             measure = self.arguments.tune and self.files_lent
-            return planning.plan_model(widened, measure=measure)
+            return planning.plan_model(widened, measure=measure, keep=True)
 
         try:
             try:

@@ -103,11 +103,12 @@ def test_stage_that_nothing_prints_is_wrong_usage(
 
 
 def test_stage_of_a_device_without_a_step_is_wrong_usage(
-    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(_: object) -> None:
         raise Refused("not today")
 
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "no answers kept"))
     monkeypatch.setattr("penstock.drivers.llvm.device.judge", refuse)
     result = run("dump", model, "--after", "fuse", "-d", "llvm", "-d", "reference")
     assert result.exit_code == 2

@@ -35,6 +35,11 @@ PERFORMANCE: Final = {kind: hal.PerformanceInfo(cost, cost) for kind, cost in CO
 OTHER: Final = hal.PerformanceInfo(execution_time=0.05, power_usage=0.05)
 DISPATCH_NS: Final = 2_000
 
+RULES: Final = (
+    "compiler", "compiler/checks", "compiler/legalise", "driverkit", "drivers/llvm", "ir",
+)  # fmt: skip
+"""The folders whose code decides which operations are supported."""
+
 STEADY: Final = frozenset([
     "ADD", "CONCATENATION", "CONV_2D", "CUSTOM:MaxPoolingWithArgmax2D", "CUSTOM:MaxUnpooling2D",
     "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "MAXIMUM", "MAX_POOL_2D", "MINIMUM", "MUL", "PAD",
@@ -67,6 +72,7 @@ class LlvmDevice(EngineDevice):
             dispatch_ns=DISPATCH_NS,
             baselines=tuple(processor.BASELINES),
             any_threads=True,
+            support_basis=kit.files_of(RULES) if type(self) is LlvmDevice else "",
             families=("llvm",),
         )
         super().__init__("llvm", hal.DeviceType.CPU, claims, seal=seal)

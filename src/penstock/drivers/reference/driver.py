@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock import hal
+from penstock.driverkit.installation import files_of
 from penstock.driverkit.request_arrays import input_arrays, mapped_pools, write_results
 from penstock.drivers.reference.blas import SINGLE_THREAD, may_divide
 from penstock.drivers.reference.kernel import EXECUTION, LATE, Kernel, Unsupported
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
     from penstock.hal import Buffer, BufferDesc, BufferRole
     from penstock.memory.domain import Claim, MemoryDomain
 
+RULES: Final = (
+    "driverkit", "drivers/reference", "drivers/reference/detection", "drivers/reference/elements",
+    "drivers/reference/layers", "drivers/reference/numerics", "drivers/reference/recurrent",
+    "drivers/reference/stablehlo", "drivers/reference/structure", "ir",
+)  # fmt: skip
+"""The folders whose code decides which operations are supported."""
+
 NOTHING: Final = nullcontext()
 NO_POOLS: Final = nullcontext[list[np.ndarray]]([])
 
@@ -46,12 +54,13 @@ class ReferenceDevice(hal.DeviceBase):
     name = "reference"
     version = f"1 (numpy {np.__version__})"
     type = hal.DeviceType.CPU
-    capabilities = hal.Capabilities()
 
     # `supported_operations` caches its kernels for the `prepare_model` that usually follows.
     _examined: tuple[weakref.ref[Model], list[Kernel | str], Entered] | None = None
 
     def __init__(self) -> None:
+        if type(self) is ReferenceDevice:  # a derived class may answer otherwise
+            self.capabilities = hal.Capabilities(support_basis=files_of(RULES))
         self.domain: MemoryDomain | None = None
         self._lock = threading.Lock()
 
