@@ -253,15 +253,19 @@ class Matrix:
         pieces = self.stored.shape[1]
         scale = self.scale
         kind = np.dtype(np.float32) if scale is None else self.machine.weight_type
-        full = np.zeros((panels * panel, pieces, self.taps), kind)
-        length = self.shape.length
+        length, places = self.shape.length, (panels * panel, pieces, self.taps)
         whole = length - length % self.unit if self.overlaps else length
-        full[:channels, :, :whole] = self.stored[:, :, :whole]
-        if whole < length:
-            full[:channels, :, whole - length :] = self.stored[:, :, whole:]
+        full = self.stored
+        if (full.shape, full.dtype, whole) != (places, kind, length):
+            full = np.zeros(places, kind)
+            full[:channels, :, :whole] = self.stored[:, :, :whole]
+            if whole < length:
+                full[:channels, :, whole - length :] = self.stored[:, :, whole:]
         packs = scale is not None and scale.offset is not None and self.fold == 1
         order = self.machine.order(self.columns) if packs else np.arange(panel)
-        shaped = np.take(full.reshape(panels, panel, pieces * self.taps), order, axis=1)
+        shaped = full.reshape(panels, panel, pieces * self.taps)
+        if packs:
+            shaped = np.take(shaped, order, axis=1)
         # Units of a size that is a number's are moved as numbers, which is faster.
         number = {4: np.int32, 8: np.int64}.get(self.unit * kind.itemsize, np.void)
         unit = np.dtype((number, self.unit * kind.itemsize) if number is np.void else number)

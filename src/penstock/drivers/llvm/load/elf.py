@@ -201,18 +201,19 @@ class _Reader:
     def _named(self, symbols: NDArray) -> dict[str, Symbol]:
         strings = self._strings(int(self._header(self._symbol_table)["link"]))
         found: dict[str, Symbol] = {}
-        for symbol in symbols[symbols["name"] != 0]:
-            name, section = self._name(strings, int(symbol["name"])), int(symbol["section"])
+        # Python's numbers: NumPy's take most of the time of a load.
+        fields = symbols[["name", "section", "value", "size", "info"]]
+        for start, section, value, size, info in fields[symbols["name"] != 0].tolist():
+            name = self._name(strings, start)
             if section == 0:
                 raise broken(f"it needs {name!r}, which it does not define")
             if section >= RESERVED or self._numbers[self._checked(section)] < 0:
                 continue
             number = int(self._numbers[section])
-            value, size = int(symbol["value"]), int(symbol["size"])
             room = int(self._sizes[number])
             if value > room or size > room - value:
                 raise broken(f"its symbol {name!r} ends outside its section of {room} bytes")
-            binding, kind = divmod(int(symbol["info"]), 16)
+            binding, kind = divmod(info, 16)
             if name in found and binding != LOCAL:
                 raise broken(f"it defines {name!r} twice")
             found.setdefault(name, Symbol(number, value, size, kind == FUNCTION))

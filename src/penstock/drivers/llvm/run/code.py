@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
-from typing import Final
+import sys
+from typing import TYPE_CHECKING, Final
 
 from penstock.drivers.llvm.artefact import Manifest
 from penstock.drivers.llvm.load import Image
-from penstock.drivers.llvm.run import faults, perf, team
+from penstock.drivers.llvm.run import perf, team
 from penstock.drivers.llvm.run.addresses import is_aligned, moved
 from penstock.ir import NDArray
+
+if TYPE_CHECKING:
+    from penstock.drivers.llvm.run.faults import Registered
 
 FORKED: Final = "the model was prepared before this process was forked; compile it again"
 
@@ -42,7 +47,7 @@ class Code:
         self.constants = constants if is_aligned(constants) else moved(constants)
         self.image = image
         perf.announce(image)
-        self.faults = faults.register(image, manifest)
+        self.faults = _named(image, manifest)
         self.entry = ENTRY(image.address("run"))
         self._forks = forks_so_far()
         self.threads = min(threads, team.MOST_THREADS) if manifest.shared else 1
@@ -59,6 +64,15 @@ class Code:
 
     def __del__(self) -> None:
         if (registered := getattr(self, "faults", None)) is not None:
-            faults.forget(registered)
+            registered.forget()
         if (member := getattr(self, "_member", None)) is not None:
             member.leave()
+
+
+def _named(image: Image, manifest: Manifest) -> Registered | None:
+    """Names the kernels of *image* where they fault; None if nobody asks for it here."""
+    if not faulthandler.is_enabled() or sys.platform != "linux":
+        return None
+    from penstock.drivers.llvm.run import faults
+
+    return faults.register(image, manifest)

@@ -7,9 +7,7 @@ driver does: the line precedes what that prints, and is in the record of the cra
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import signal
-import sys
 import threading
 import weakref
 from typing import Any, Final
@@ -70,6 +68,10 @@ class Registered:
                 self._words[index] = address_of(frame[place:])
         weakref.finalize(run, _clear, self._words, free)
 
+    def forget(self) -> None:
+        """Ends the use of the image: its kernels are not named any more."""
+        _process.forget(self)
+
 
 def _clear(words: NDArray, taken: NDArray) -> None:
     words[taken] = 0
@@ -85,9 +87,7 @@ class _Process:
         self._known: list[Registered] = []
 
     def register(self, image: Image, manifest: Manifest) -> Registered | None:
-        """Names the kernels of *image* from now on; None if nobody asks for it here."""
-        if not faulthandler.is_enabled() or sys.platform != "linux":
-            return None
+        """Names the kernels of *image* from now on; None if that cannot be done here."""
         with self._lock:
             if self._head is None and not self._install(image):
                 return None
@@ -164,4 +164,3 @@ def _address(function: Any) -> int:
 
 _process: Final = _Process()
 register: Final = _process.register
-forget: Final = _process.forget
