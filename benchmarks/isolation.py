@@ -8,6 +8,7 @@ compared with itself in process; and how much of the weights eight clients of on
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -38,6 +39,15 @@ NETWORK_LIMIT = 1.03
 INPUT_BYTES = 600_000
 CLIENTS = 8
 SHARED_LIMIT = 0.25
+CACHE_FILE = "/memfd:penstock-cache"
+"""What the system calls the verified private copy of a cache file."""
+
+HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
+"""The first line of a mapping in `smaps`."""
+
+COPIES_LIMIT = 1.01
+SHARING = ("xnnpack", "llvm")
+"""The devices whose hosts share the weights of a network among their clients."""
 NETWORK = "mobilenet_v2_1.0_224_uint8"
 PLAIN = hal.ExecutionConfig()
 
@@ -56,7 +66,7 @@ def rows(*, quick: bool) -> list[Row]:
             *runs("", quick=quick),
             *copied(),
             *network(quick=quick),
-            *weights(),
+            *(row for device in SHARING for row in weights(device)),
         ]
     where = ", one processor"
     return [*found, *calls(where, quick=quick), *runs(where, quick=quick)]
@@ -282,41 +292,51 @@ def pictures() -> Model:
     return b.build(b.operation("RELU", [x], [(DType.FLOAT32, shape)]))
 
 
-def weights() -> list[Row]:
-    """Memory (PSS) of each further client of a host, compared with the network's weights."""
+def weights(device: str) -> list[Row]:
+    """Memory (PSS) of each further client of *device*'s host, and of the weights that it maps from
+    the cache, compared with one client.
+    """
     path = corpus_model(NETWORK)
     if path is None:
         return []
+    client(path, device).communicate("end\n")  # fills the cache
     clients: list[subprocess.Popen[str]] = []
     pss: dict[int, float] = {}
+    mapped: dict[int, float] = {}
     try:
         for number in range(1, CLIENTS + 1):
-            clients.append(client(path))
+            clients.append(client(path, device))
             if number in {1, CLIENTS}:
                 host = int(say(clients[0], "host"))
-                pss[number] = pss_mib(host)
+                pss[number], mapped[number] = pss_mib(host), mapped_mib(host)
     finally:
         for one in clients:
             one.communicate("end\n")
     size = path.stat().st_size / 2**20
     further = (pss[CLIENTS] - pss[1]) / (CLIENTS - 1)
-    return [
-        Row(NAME, f"the host of {NETWORK} with 1 client, PSS", pss[1], "MiB"),
-        Row(NAME, f"the host of {NETWORK} with {CLIENTS} clients, PSS", pss[CLIENTS], "MiB"),
+    made = [
+        Row(NAME, f"the host of {device}, {NETWORK}, 1 client, PSS", pss[1], "MiB"),
+        Row(NAME, f"the host of {device}, {NETWORK}, {CLIENTS} clients, PSS", pss[CLIENTS], "MiB"),
         Row(
             NAME,
-            "each further client over the file's size",
+            f"each further client of {device} over the file's size",
             further / size,
             "",
-            SHARED_LIMIT,
-            f"{further:.1f} MiB of {size:.1f}",
+            None if mapped[1] else SHARED_LIMIT,
+            f"{further:.1f} MiB of {size:.1f}" + ("; its activations" if mapped[1] else ""),
         ),
     ]
+    if mapped[1]:
+        times = mapped[CLIENTS] / mapped[1]
+        note = f"{mapped[CLIENTS]:.1f} MiB"
+        name = f"packed weights of {CLIENTS} clients of {device}, PSS over those of one"
+        made.append(Row(NAME, name, times, "x", COPIES_LIMIT, note))
+    return made
 
 
-def client(path: Path) -> subprocess.Popen[str]:
+def client(path: Path, device: str) -> subprocess.Popen[str]:
     """A process that runs the network on the shared host, and answers questions."""
-    program = [sys.executable, "-m", "benchmarks.isolation", str(path)]
+    program = [sys.executable, "-m", "benchmarks.isolation", str(path), device]
     process = subprocess.Popen(
         program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -344,9 +364,20 @@ def pss_mib(pid: int) -> float:
     raise OSError(f"process {pid} does not tell its PSS")
 
 
-def serve_questions(path: str) -> None:
+def mapped_mib(pid: int) -> float:
+    """The proportional share of the verified cache files that a process has mapped."""
+    found, is_cache = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text("utf-8", "replace").splitlines():
+        if HEADER.match(line):
+            is_cache = CACHE_FILE in line
+        elif is_cache and line.startswith("Pss:"):
+            found += int(line.split()[1])
+    return found / 1024
+
+
+def serve_questions(path: str, device: str) -> None:
     """A client: runs once, then answers questions until its input ends."""
-    with penstock.compile(path, devices=["xnnpack"], isolate=True) as compiled:
+    with penstock.compile(path, devices=[device], isolate=True) as compiled:
         operand = compiled.plan.model.inputs[0]
         image = np.zeros(tuple(d or 1 for d in operand.shape or ()), operand.dtype.numpy)
         for line in sys.stdin:
@@ -368,4 +399,4 @@ def host_of() -> int:
 
 
 if __name__ == "__main__":
-    serve_questions(sys.argv[1])
+    serve_questions(*sys.argv[1:])
