@@ -49,6 +49,42 @@ def test_all_sums_of_random_channels_are_right(
 
 
 @pytest.mark.parametrize("down", [True, False])
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), exponent=st.floats(-13, 0), zero_point=st.integers(-128, 20))
+def test_lifted_sums_are_right(down: bool, seed: int, exponent: float, zero_point: int) -> None:
+    rng = np.random.default_rng(seed)
+    mantissas, shifts = quantize_multipliers(2.0 ** (exponent + rng.uniform(-1, 1, 3)))
+    greatest, limits = rng.integers(1, 40_000, 3), (zero_point, 127)
+    least = -rng.integers(1, 40_000, 3)
+    proof = solve(mantissas, shifts, zero_point, limits, least, greatest, down=down)
+    if proof.lifted is None:
+        return
+    for channel in range(3):
+        sums = np.arange(least[channel], greatest[channel] + 1)
+        bits = (proof.lifted.start[channel] + sums).astype(np.int32)
+        a, c = (proof.constants[n][channel].astype(np.float64) for n in ("a", "c"))
+        real = a * bits.view(np.float32) + c
+        found = np.floor(real) if down else np.rint(real.astype(np.float32))
+        true = rescale(sums, mantissas[channel], shifts[channel]) + zero_point
+        np.testing.assert_array_equal(np.clip(found + zero_point, *limits), np.clip(true, *limits))
+
+
+def test_most_channels_with_one_constant_are_lifted() -> None:
+    rng = np.random.default_rng(2)
+    mantissas, shifts = quantize_multipliers(2.0 ** rng.uniform(-12, -4, 600))
+    lifted = 0
+    for some in np.array_split(np.arange(600), 50):
+        bound = np.full(len(some), 200_000)
+        given = mantissas[some], shifts[some], -128, (-128, 127), -bound, bound
+        proof = solve(*given, down=True)
+        lifted += proof.lifted is not None
+        assert not len(proof.patches) or proof.lifted is None
+        beyond = solve(*given[:4], -32 * bound, 32 * bound, down=True)
+        assert beyond.lifted is None
+    assert lifted > 45
+
+
+@pytest.mark.parametrize("down", [True, False])
 def test_most_channels_are_proved(down: bool) -> None:
     rng = np.random.default_rng(0)
     mantissas, shifts = quantize_multipliers(2.0 ** rng.uniform(-12, -4, 2_000))

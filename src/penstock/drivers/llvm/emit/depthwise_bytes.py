@@ -12,7 +12,7 @@ column; where there are few, only as many as a vector of sums has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -95,13 +95,13 @@ class Bytes:
     def key(self) -> object:
         scaled = self.scaled.zero_point, self.scaled.limits
         return (
-            self.taps.shape, self.proof.single, self.rounds, scaled, self.offset,
-            self.scale.surplus, tuple(self.apart),
+            self.taps.shape, tuple(self.proof.constants), self.proof.lifted is None, self.rounds,
+            scaled, self.offset,            self.scale.surplus, tuple(self.apart),
         )  # fmt: skip
 
     @property
     def rounds(self) -> int:
-        return len(self.proof.exceptions)
+        return len(self.proof.patches)
 
     @property
     def units(self) -> int:
@@ -145,15 +145,15 @@ class Bytes:
         return (
             packed(self._laid_out(self.taps)),
             vector_of(self.scale.start, np.int32),
-            *(vector_of(v, np.float32) for v in (proof.a, proof.above, proof.below)),
-            *(vector_of(v, np.int32) for pair in proof.exceptions for v in pair),
+            *(vector_of(v, np.float32) for v in proof.constants.values()),
+            *(vector_of(v, np.int32) for pair in proof.patches for v in pair),
             *(() if rest is None else (packed(self._laid_out(rest)[:, list(self.apart)]),)),
         )
 
     def write(self, name: str) -> Function:
         patches = [f"{n}{i}" for i in range(self.rounds) for n in ("s", "x")]
         rest = ["rest"] if self.apart else []
-        f = Function(name, ["data", "out", "w", "bias", "a", "c", "d", *patches, *rest])
+        f = Function(name, ["data", "out", "w", "bias", *self.proof.constants, *patches, *rest])
         _Code(self, f).write()
         return f
 
@@ -391,16 +391,15 @@ class _Code:
                 at = f.at(out, j * apart + row * self.shape.rows[2])
                 f.masked_store(f.chosen(packed, m.part_of(j, 1)), at, mask)
 
-    def _line_of(self, phase: Index, q: int) -> list[Reg]:
-        """The vectors a, c and d of the proof."""
-        f, m, size = self.f, self.m, self.m.isa.width
-        names = ["%a", "%c"] if self.layer.proof.single else ["%a", "%c", "%d"]
+    def _line_of(self, phase: Index, q: int) -> dict[str, Reg]:
+        """The constants of the proof."""
+        f, size = self.f, self.m.isa.width
         place = f.add(f.mul(phase, self.each * size), size * q)
-        return [f.load(m.floats, f.at(n, place), size) for n in names]
+        return epilogue.held(f, self.m, self.layer.proof, place)
 
-    def _scaled(self, total: Reg, phase: Index, q: int, line: Sequence[Reg]) -> Reg:
+    def _scaled(self, total: Reg, phase: Index, q: int, line: Mapping[str, Reg]) -> Reg:
         f, m, layer, size = self.f, self.m, self.layer, self.m.isa.width
-        value = epilogue.scaled_sum(f, m, total, line)
+        value = epilogue.scaled_sum(f, m, layer.proof, total, line)
         place = f.add(f.mul(phase, self.each * size), size * q)
         rounds = [(f.at(f"%s{i}", place), f.at(f"%x{i}", place)) for i in range(layer.rounds)]
         return epilogue.patched(f, m, value, total, rounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -11,8 +11,16 @@ from penstock.compiler.expression import Expression, Step
 from penstock.compiler.layout import SIGN
 from penstock.compiler.program import Kernel, Program
 from penstock.compiler.tabulate import BYTES
-from penstock.drivers.llvm.emit.assembler import Function, Reg, lanes_of, splatted, vector
+from penstock.drivers.llvm.emit.assembler import (
+    Function,
+    Index,
+    Reg,
+    lanes_of,
+    splatted,
+    vector,
+)
 from penstock.drivers.llvm.isa import Instructions
+from penstock.drivers.llvm.proof.requantise import Proof
 from penstock.ir import DType, NDArray
 
 
@@ -148,16 +156,22 @@ def needed(finish: Expression, known: int | None) -> set[int]:
     return found
 
 
-def scaled_sum(f: Function, m: Instructions, total: Reg, vectors: Sequence[Reg]) -> Reg:
-    """The requantised value, before its zero point, of a vector of sums. *vectors* are a, c and,
-    where sums below 0 have another c, that.
-    """
-    real = f.value(f"sitofp {total} to {m.floats}", m.floats)
-    c = vectors[1]
-    if len(vectors) > 2:
+def held(f: Function, m: Instructions, proof: Proof, place: Index) -> dict[str, Reg]:
+    """The constants of *proof*, by name: the vectors that lie *place* bytes into them."""
+    size = m.isa.width
+    return {n: f.load(m.floats, f.at(f"%{n}", place), size) for n in proof.constants}
+
+
+def scaled_sum(
+    f: Function, m: Instructions, proof: Proof, total: Reg, vectors: Mapping[str, Reg]
+) -> Reg:
+    """The requantised value, before its zero point, of a vector of sums. *vectors* are `held`."""
+    same = "sitofp" if proof.lifted is None else "bitcast"
+    real, c = f.value(f"{same} {total} to {m.floats}", m.floats), vectors["c"]
+    if "d" in vectors:
         less = f.value(f"icmp slt {total}, zeroinitializer", vector(m.isa.lanes, "i1"))
-        c = f.value(f"select {less}, {vectors[2]}, {vectors[1]}", m.floats)
-    return m.rounded(f, real, vectors[0], c)
+        c = f.value(f"select {less}, {vectors['d']}, {c}", m.floats)
+    return m.rounded(f, real, vectors["a"], c)
 
 
 def patched(

@@ -173,16 +173,14 @@ class Matrix:
             return None
         scaled, proof = scale.scaled, scale.proof
         known = None if scaled is None else (scaled.zero_point, scaled.limits, scaled.value)
-        return (
-            proof is not None and proof.single, known, self.rounds, scale.surplus, scale.offset,
-            self.apart is not None,
-        )  # fmt: skip
+        lines = None if proof is None else (*proof.constants, proof.lifted is None)
+        return lines, known, self.rounds, scale.surplus, scale.offset, self.apart is not None
 
     @property
     def rounds(self) -> int:
         """How many sums of a channel are patched at most."""
         proof = None if self.scale is None else self.scale.proof
-        return 0 if proof is None else len(proof.exceptions)
+        return 0 if proof is None else len(proof.patches)
 
     @property
     def arguments(self) -> list[str]:
@@ -191,7 +189,7 @@ class Matrix:
         tables = [f"t{i}" for i in range(len(self.tables))]
         constants = ["w"] if self.is_float else ["w", "bias"]
         if self.scale is not None and self.scale.proof is not None:
-            constants += ["a", "c", "d"]
+            constants += self.scale.proof.constants
             constants += [f"{n}{i}" for i in range(self.rounds) for n in ("s", "x")]
         if self.apart is not None:
             constants += ["begins", "places", "rest"]
@@ -290,8 +288,8 @@ class Matrix:
         found = [packed(grouped), start]
         proof = scale.proof
         if proof is not None:
-            found += [padded(v, np.float32) for v in (proof.a, proof.above, proof.below)]
-            found += [padded(v, np.int32) for pair in proof.exceptions for v in pair]
+            found += [padded(v, np.float32) for v in proof.constants.values()]
+            found += [padded(v, np.int32) for pair in proof.patches for v in pair]
         if self.apart is not None:
             rest = np.take(self.apart.weights, order, axis=1)
             found += [self.apart.begins, self.apart.places, packed(rest)]

@@ -438,14 +438,14 @@ class Code:
 
     def _bytes(
         self, sums: list[Reg], indexes: list[Index], panel: Index, count: int,
-        held: list[list[Reg]], scale: Scaling,
+        held: list[dict[str, Reg]], scale: Scaling,
     ) -> None:  # fmt: skip
         """The results of a tile as bytes, four vectors of sums at a time: those of one row, or of
         several.
         """
         f, m, each, fold = self.f, self.m, self.columns, self.dense.fold
         scaled, finish = scale.scaled, self.dense.kernel.finish
-        if scaled is None or scale.offset is None:
+        if scaled is None or scale.proof is None or scale.offset is None:
             raise ValueError("8-bit sums without a requantisation")
         together, last = 4 // each, len(sums) // each - 1
         for first in range(0, last + 1, together):
@@ -453,7 +453,7 @@ class Code:
             for vectors in (min(first + i, last) for i in range(together)):
                 for j in range(each):
                     total = sums[vectors * each + j]
-                    value = epilogue.scaled_sum(f, m, total, held[j])
+                    value = epilogue.scaled_sum(f, m, scale.proof, total, held[j])
                     whole.append(epilogue.patched(f, m, value, total, self._rounds(panel, j)))
             made = epilogue.packed(f, m, whole, scaled, scale.offset, finish.dtype_of(scale.value))
             # Of each row: its number, and the places of its bytes.
@@ -514,27 +514,26 @@ class Code:
         made = writer.value(finish, values, finish.result)
         return writer.stored(made, self.dense.product.write.dtype)
 
-    def _held(self, panel: Index) -> list[list[Reg]]:
-        """The vectors a, c and d of the proof, by column."""
+    def _held(self, panel: Index) -> list[dict[str, Reg]]:
+        """The constants of the proof, by column."""
+        f = self.f
         if self.scale is None or self.scale.proof is None:
             return []
-        f, m, width = self.f, self.m, self.m.isa.width
-        names = ["%a", "%c"] if self.scale.proof.single else ["%a", "%c", "%d"]
-        bases = [f.at(n, f.mul(panel, self.panel * 4)) for n in names]
+        place = f.mul(panel, self.panel * 4)
         return [
-            [f.load(m.floats, f.at(b, width * j), width) for b in bases]
+            epilogue.held(f, self.m, self.scale.proof, f.add(place, self.m.isa.width * j))
             for j in range(self.columns)
         ]
 
     def _value(
-        self, writer: Writer, total: Reg, column: int, extras: list[Reg], held: list[list[Reg]],
-        panel: Index,
+        self, writer: Writer, total: Reg, column: int, extras: list[Reg],
+        held: list[dict[str, Reg]], panel: Index,
     ) -> Reg:  # fmt: skip
         finish, scale = self.dense.kernel.finish, self.scale
-        if scale is None or scale.scaled is None:
+        if scale is None or scale.scaled is None or scale.proof is None:
             return writer.write(finish, [total, *extras])
         i32, scaled = DType.INT32, scale.scaled
-        whole = epilogue.scaled_sum(self.f, self.m, total, held[column])
+        whole = epilogue.scaled_sum(self.f, self.m, scale.proof, total, held[column])
         whole = epilogue.patched(self.f, self.m, whole, total, self._rounds(panel, column))
         moved = writer.op("add", i32, whole, writer.constant(scaled.zero_point, i32))
         bounded = writer.clamped(moved, *scaled.limits, i32)

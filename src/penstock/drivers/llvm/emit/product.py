@@ -107,6 +107,8 @@ def scaling(
         proof = _proved(scaled, wide, sums, start, data, isa)
         if proof.proved.all():
             start = start + scaled.bias
+            if proof.lifted is not None:
+                start = start + proof.lifted.start
             found = epilogue.byte_of(kernel.finish, scaled)
             if found is not None:
                 value, offset = found

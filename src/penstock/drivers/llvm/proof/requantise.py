@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from penstock.driverkit.fixed_point import rescale
+from penstock.drivers.llvm.proof.lifted import REACH, Lifted, lifted
 from penstock.interrupts import polled
 from penstock.ir import NDArray
 
@@ -51,6 +52,9 @@ class Proof(Struct, frozen=True, eq=False):
 
     *exceptions* [rounds, 2, channels] are sums with another result, and what is added to it there;
     rounds in which a channel has none add 0.
+
+    *lifted* are lines without exceptions, for sums that are floats as they stand; None if those of
+    a channel are not proved.
     """
 
     a: NDArray
@@ -59,6 +63,23 @@ class Proof(Struct, frozen=True, eq=False):
     proved: NDArray
     single: bool
     exceptions: NDArray
+    lifted: Lifted | None = None
+
+    @property
+    def constants(self) -> dict[str, NDArray]:
+        """The vectors that code reads, by the names that it has for them: a, and what is added to
+        all sums, or to those from 0 on and to those below.
+        """
+        if self.lifted is not None:
+            return {"a": self.lifted.a, "c": self.lifted.c}
+        if self.single:
+            return {"a": self.a, "c": self.above}
+        return {"a": self.a, "c": self.above, "d": self.below}
+
+    @property
+    def patches(self) -> NDArray:
+        """The exceptions of the lines whose `constants` code reads."""
+        return self.exceptions if self.lifted is None else self.exceptions[:0]
 
 
 def solve(
@@ -89,14 +110,20 @@ def solve(
         zeros = np.zeros(len(place), np.float32)
         none = np.zeros((0, 2, len(place)), np.int32)
         return Proof(zeros, zeros, zeros, np.ones(len(place), bool), True, none)
-    parts = []
+    parts, lifts, rises = [], [], single
     for first in polled(range(0, count, BLOCK)):
         some = slice(first, first + BLOCK)
         multiplier = Multiplier(
             mantissas[chosen[some]].astype(np.int64), shifts[chosen[some]].astype(np.int64)
         )
         steps = Steps.of(multiplier, levels, lowest[some], most[some])
-        parts.append(_solved(multiplier, levels, steps, single=single, down=down))
+        line, right, differ = _solved(multiplier, levels, steps, single=single, down=down)
+        if rises:
+            reach = np.maximum(np.abs(lowest[some]), np.abs(most[some]))
+            lifts.append(_lifted(line.a, multiplier, levels, steps, reach, down=down))
+            # A channel that is not lifted keeps those of the other blocks from being so.
+            rises = bool((lifts[-1][1] | ~steps.live.any(axis=1)).all())
+        parts.append((line, right, differ))
     made = [np.concatenate([getattr(p[0], n) for p in parts]) for n in ("a", "above", "below")]
     proved = np.concatenate([p[1] for p in parts])
     differ = [d for p in parts for d in p[2]]
@@ -108,7 +135,15 @@ def solve(
     above, below = np.where(flat, middle, above), np.where(flat, middle, below)
     exceptions[:, 0, flat], exceptions[:, 1, flat] = np.iinfo(np.int32).min, 0
     exceptions = exceptions[exceptions[:, 1].any(axis=1)]
-    return Proof(a, above, below, proved[place] | flat, single, exceptions)
+    raised = None
+    if rises and (np.concatenate([holds for _, holds in lifts])[place] | flat).all():
+        own_a, own_c, start = (
+            np.concatenate([getattr(made, name) for made, _ in lifts])[place]
+            for name in ("a", "c", "start")
+        )
+        own_a, own_c = np.where(flat, np.float32(0), own_a), np.where(flat, middle, own_c)
+        raised = Lifted(own_a, own_c, start)
+    return Proof(a, above, below, proved[place] | flat, single, exceptions, raised)
 
 
 def _constant(
@@ -203,6 +238,10 @@ class Bounds(Struct, frozen=True, eq=False):
     above: tuple[NDArray, NDArray]
     below: tuple[NDArray, NDArray]
 
+    def chosen(self, channels: NDArray) -> Bounds:
+        above, below = ((x[channels], y[channels]) for x, y in (self.above, self.below))
+        return Bounds(above, below)
+
     @property
     def width(self) -> NDArray:
         """How much room there is; not above 0: none."""
@@ -273,17 +312,57 @@ def _tried(
     """The best line with the multipliers *a*, and the channels for which it is right."""
     bounds = _bounds(a, multiplier, levels, steps, single=single)
     line = bounds.line(a.copy(), down=down)
-    if down:
-        return line, bounds.holds(line)
+    return line, _is_right(line, bounds, multiplier, levels, steps, single=single)
+
+
+def _is_right(
+    line: Line, bounds: Bounds, multiplier: Multiplier, levels: NDArray, steps: Steps, *,
+    single: bool,
+) -> NDArray:  # fmt: skip
+    """The channels whose line is right for every sum."""
+    if line.down:
+        return bounds.holds(line)
     reached = line.at(steps.at) >= levels
     missed = line.at(steps.at - 1) < levels
     right = np.asarray((~steps.live | (reached & missed)).all(axis=1))
     if not single:
         # Where c changes, both sides of 0 must be right.
-        sides = np.broadcast_to(np.array([[-1, 0]]), (len(a), 2))
+        sides = np.broadcast_to(np.array([[-1, 0]]), (len(line.a), 2))
         agree: NDArray = line.at(sides) == multiplier.of(sides)
         right &= np.asarray(agree.all(axis=1))
-    return line, right
+    return right
+
+
+def _lifted(
+    a: NDArray, multiplier: Multiplier, levels: NDArray, steps: Steps, reach: NDArray, *, down: bool
+) -> tuple[Lifted, NDArray]:
+    """The lines for lifted sums with one constant, and for which channels they are proved: with the
+    multipliers *a*, or with those that leave most room. Sums are at most *reach* from 0.
+    """
+
+    def tried(a: NDArray, channels: NDArray) -> tuple[Lifted, NDArray]:
+        some, left = multiplier.chosen(channels), steps.chosen(channels)
+        bounds = _bounds(a, some, levels, left, single=True)
+        low, high = bounds.above
+
+        def right(places: NDArray, c: NDArray) -> NDArray:
+            given = some.chosen(places), levels, left.chosen(places)
+            line, within = Line(a[places], c, c, down), bounds.chosen(places)
+            return _is_right(line, within, *given, single=True)
+
+        made, holds = lifted(a, (low + high) / 2 - (not down) * 0.5, reach[channels], right)
+        return made, holds & left.known
+
+    made, holds = tried(a, np.arange(len(a)))
+    wrong = np.flatnonzero(~holds & steps.known & (reach < REACH))
+    if wrong.size:
+        best = _best(
+            made.a[wrong], multiplier.chosen(wrong), levels, steps.chosen(wrong), single=True
+        )
+        other, holds[wrong] = tried(best, wrong)
+        for name in ("a", "c", "start"):
+            getattr(made, name)[wrong] = getattr(other, name)
+    return made, holds
 
 
 def _bounds(
