@@ -24,6 +24,7 @@ MODULES = {
     "cache": "cache",
     "engines": "engines",
     "footprint": "footprint",
+    "threads": "threads",
     "coverage": "coverage",
     "isolation": "isolation",
 }
