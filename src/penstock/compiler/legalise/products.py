@@ -60,6 +60,7 @@ class Layer(Struct, frozen=True):
     *real*: TFLite scales the integer sums in float64 and rounds once. *asymmetric*: how a hybrid
     layer quantises its data (None: there is no hybrid form). *joined*: it multiplies both scales
     with each other first. *rank*: how many axes of the data are rows with a scale of their own.
+    *ordered*: sums of floats are added in order, whatever follows.
     """
 
     data: int = 0
@@ -70,6 +71,7 @@ class Layer(Struct, frozen=True):
     asymmetric: bool | None = None
     joined: bool = False
     rank: int = 1
+    ordered: bool = False
 
 
 FinishOf: TypeAlias = Callable[[Products, Finish], Expression]
@@ -195,7 +197,7 @@ def weight_tensor(operation: Operation, position: int, *, as_bytes: bool = False
 def _float_form(operation: Operation, layer: Layer) -> Form:
     site = operation.site
     bounds = bounds_of(site.activation)
-    ordered = operation.order == "fused"
+    ordered = layer.ordered or operation.order == "fused"
 
     def finish_of(part: Products, finish: Finish) -> Expression:
         bias = finish.bias(layer.bias)

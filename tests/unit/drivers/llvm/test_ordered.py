@@ -112,6 +112,26 @@ def test_layers_before_positions_are_computed_to_the_last_bit(other: str, bias: 
         np.testing.assert_array_equal(got.view(np.uint32), wanted.view(np.uint32))
 
 
+@needs_llvm
+@needs_litert
+def test_a_filter_of_one_signal_has_the_last_bits_of_xnnpack() -> None:
+    rng, builder = np.random.default_rng(8), ModelBuilder()
+    x = builder.input(F32, (1, 1, 400, 1), "x")
+    filters, bias = (
+        builder.constant(rng.standard_normal(shape).astype(np.float32))
+        for shape in ((1, 1, 90, 1), (1,))
+    )
+    steps: dict[str, AttributeValue] = {"padding": "VALID", "stride_h": 1, "stride_w": 2}
+    (y,) = builder.operation("CONV_2D", [x, filters, bias], [(F32, (1, 1, 156, 1))], steps)
+    model, signal = builder.build([y]), rng.standard_normal((1, 1, 400, 1)).astype(np.float32)
+    results = []
+    for device in ("llvm", "xnnpack"):
+        policy = penstock.Policy(accuracy="relaxed", allow_fallback=False)
+        with penstock.compile(model, devices=[device], cache=None, policy=policy) as made:
+            results.append(np.array(made.run([signal])[0]))
+    np.testing.assert_array_equal(results[0].view(np.uint32), results[1].view(np.uint32))
+
+
 def test_the_order_of_sums_is_asked_for_only_where_positions_follow() -> None:
     program = compiled(before_positions(bias=True), sets_here()[0])
     assert [k.ordered for k in program.kernels if k.combine == "sum"] == [True, True]
