@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
 from penstock.ir import DType
@@ -57,6 +58,7 @@ def splatted(value: str, scalar: str, lanes: int) -> Reg:
     return Reg(f"splat ({scalar} {value})", vector(lanes, scalar))
 
 
+@cache
 def lanes_of(type_: str) -> tuple[int, str]:
     """(number of elements, type of one) of a type."""
     if not type_.startswith("<"):
@@ -65,11 +67,18 @@ def lanes_of(type_: str) -> tuple[int, str]:
     return int(count), scalar
 
 
+@cache
 def suffix_of(type_: str) -> str:
     """How the name of an intrinsic says *type_*."""
     lanes, scalar = lanes_of(type_)
     short = {"float": "f32", "double": "f64", "half": "f16"}.get(scalar, scalar)
     return short if lanes == 1 else f"v{lanes}{short}"
+
+
+@lru_cache(512)
+def shuffle(places: tuple[int, ...]) -> str:
+    """The mask of a shuffle that takes the elements at *places*."""
+    return f"<{len(places)} x i32> <{', '.join([f'i32 {p}' for p in places])}>"
 
 
 class Function:
@@ -334,10 +343,9 @@ class Function:
         parts = list(values)
         while len(parts) > 1:
             lanes, scalar = lanes_of(parts[0].type)
-            order = ", ".join(f"i32 {i}" for i in range(2 * lanes))
-            type_ = vector(2 * lanes, scalar)
+            order, type_ = shuffle(tuple(range(2 * lanes))), vector(2 * lanes, scalar)
             parts = [
-                self.value(f"shufflevector {a}, {b}, <{2 * lanes} x i32> <{order}>", type_)
+                self.value(f"shufflevector {a}, {b}, {order}", type_)
                 for a, b in zip(parts[::2], parts[1::2], strict=True)
             ]
         return parts[0]
@@ -345,15 +353,13 @@ class Function:
     def chosen(self, value: Reg, places: Sequence[int]) -> Reg:
         """The elements of a vector at *places*."""
         _, scalar = lanes_of(value.type)
-        order = ", ".join(f"i32 {p}" for p in places)
-        text = f"shufflevector {value}, {value.type} poison, <{len(places)} x i32> <{order}>"
+        text = f"shufflevector {value}, {value.type} poison, {shuffle(tuple(places))}"
         return self.value(text, f"<{len(places)} x {scalar}>")
 
     def mixed(self, a: Reg, b: Reg, places: Sequence[int]) -> Reg:
         """The elements of two vectors, one behind the other, at *places*."""
         _, scalar = lanes_of(a.type)
-        order = ", ".join(f"i32 {p}" for p in places)
-        text = f"shufflevector {a}, {b}, <{len(places)} x i32> <{order}>"
+        text = f"shufflevector {a}, {b}, {shuffle(tuple(places))}"
         return self.value(text, f"<{len(places)} x {scalar}>")
 
     def resized(self, value: Reg, lanes: int) -> Reg:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -73,10 +74,7 @@ class Instructions:
         made = []
         for part in range(self.parts):
             taps = [part * (GROUP // self.parts) + t for t in range(GROUP // self.parts)]
-            order = ", ".join(f"i32 {t}" for t in taps * lanes)
-            count = lanes * len(taps)
-            text = f"shufflevector {words}, <4 x i16> poison, <{count} x i32> <{order}>"
-            made.append(f.value(text, vector(count, "i16")))
+            made.append(f.chosen(words, taps * lanes))
         return made
 
     def product(self, f: Function, total: Reg, data: list[Reg], weights: list[Reg]) -> Reg:
@@ -155,17 +153,7 @@ class Instructions:
 
     def _unpacked(self, f: Function, a: Reg, b: Reg, half: int, size: int) -> Reg:
         """The elements, of *size* bytes, of one half of each 16 bytes of *a* and *b* in turn."""
-        each, count = 16 // size, self.isa.width // size
-        numbers = [
-            place
-            for lane in range(self.isa.width // 16)
-            for i in range(each // 2)
-            for place in (
-                each * lane + half * each // 2 + i, count + each * lane + half * each // 2 + i,
-            )
-        ]  # fmt: skip
-        order = ", ".join(f"i32 {n}" for n in numbers)
-        return f.value(f"shufflevector {a}, {b}, <{count} x i32> <{order}>", a.type)
+        return f.mixed(a, b, _alternating(self.isa.width, half, size))
 
     # Roundings.
 
@@ -287,3 +275,17 @@ class Instructions:
         upper = f.value(f"icmp slt {wide}, zeroinitializer", "<64 x i1>")
         found = f.value(f"select {upper}, {high}, {low}", self.bytes)
         return f.resized(found, lanes)
+
+
+@cache
+def _alternating(width: int, half: int, size: int) -> tuple[int, ...]:
+    """The elements, of *size* bytes, of one half of each 16 bytes of two vectors in turn."""
+    each, count = 16 // size, width // size
+    return tuple(
+        place
+        for lane in range(width // 16)
+        for i in range(each // 2)
+        for place in (
+            each * lane + half * each // 2 + i, count + each * lane + half * each // 2 + i,
+        )
+    )  # fmt: skip
