@@ -23,7 +23,7 @@ BITS: Final = int(np.float32(BASE).view(np.int32))
 
 REACH: Final = 1 << 22
 
-TRIED: Final = (32, 256, 4096, 65536)
+TRIED: Final = (32, 128, 512, 2048, 8192, 24576, 65536)
 """How many numbers are tried: more of them for those channels alone that need them."""
 
 
