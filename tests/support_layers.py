@@ -308,7 +308,7 @@ FAMILIES: Final[dict[str, Callable[[Layers], int | list[int]]]] = {
     "pool": lambda d: d.pool(d.image()),
     "binary": lambda d: d.binary(d.image()),
     "unary": lambda d: d.unary(d.image()),
-    "softmax": lambda d: d.softmax(d.input((d.integer(1, 5), d.pick((*CHANNELS, 300))))),
+    "softmax": lambda d: d.softmax(d.input((d.integer(1, 5), d.pick((*CHANNELS, 300, 577))))),
     "mean": lambda d: d.mean(d.image()),
     "pad": lambda d: d.convolution(d.pad(d.image())),
     "concatenation": lambda d: d.joined(x := d.image(), d.unary(x)),

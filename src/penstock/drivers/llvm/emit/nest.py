@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from penstock.compiler.expression import Expression, Step
 from penstock.compiler.interpreter import least_of
 from penstock.compiler.program import Kernel, Program
-from penstock.drivers.llvm.emit import pairs
+from penstock.drivers.llvm.emit import pairs, run_table
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, first_of, lanes_of, suffix_of
 from penstock.drivers.llvm.emit.flat import Flat, loops_of, pointers_of
 from penstock.drivers.llvm.emit.places import Places, Span
@@ -171,6 +171,12 @@ class _Code:
         self.places = Places(nest.program, nest.machine, function, nest.tensors)
         self.outer = len(self.loops.outer)
         self.reduces = self.vector is not None and self.vector >= self.outer
+        self.varying = run_table.varying(
+            nest.program, nest.kernel, nest.loops, nest.vector, nest.machine.isa
+        )
+        self.table = ""
+        if self.varying is not None:
+            self.table = function.value(f"alloca [{run_table.VALUES} x i8], align 64", "ptr").name
 
     def write(self) -> None:
         nest, f = self.nest, self.f
@@ -218,6 +224,12 @@ class _Code:
     def _along(self, begin: Index, size: int) -> None:
         """*size* elements of the loop that is computed in vectors, from *begin* on."""
         f, lanes, done = self.f, self.lanes, 0
+        if self.varying is not None and self.vector is not None and size >= run_table.LEAST:
+            run_table.write(
+                f, self.places, self.kernel, self.loops, self.varying, self.vector, lanes,
+                self.table, begin, size,
+            )  # fmt: skip
+            return
         for count in dict.fromkeys((self.nest.unrolled, 1)):
             done = self._whole(begin, done, size, lanes, count)
         if done == size:
