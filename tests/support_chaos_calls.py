@@ -109,6 +109,9 @@ class Rig:
             rings.trim()
             # Who was short of room is asked for a ring again only some seconds later.
             rings._not_before = 0.0
+        # A process that a fault has stopped is found hung by the first call that waits for it.
+        with suppress(DeadObject):
+            self.device.check()
         link = self.supervisor.connection()
         staging = link.session.staging
         free, staging._free = staging._free, []

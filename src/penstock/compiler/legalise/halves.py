@@ -16,15 +16,17 @@ from penstock.ir import DType, NDArray, Operand
 F16, F32 = DType.FLOAT16, DType.FLOAT32
 
 
-class WideSite(Site, frozen=True):
-    """A site whose float16 operands are float32. Its constants are converted as well."""
+class WideSite(Site, frozen=True, kw_only=True):
+    """A site whose float16 operands are float32. Its constants, of *narrow*, are converted."""
+
+    narrow: Site
 
     def constant(self, position: int) -> NDArray | None:
-        found = super().constant(position)
+        found = self.narrow.constant(position)
         return None if found is None else _wide_array(found)
 
     def value(self, position: int, what: str) -> NDArray:
-        return _wide_array(super().value(position, what))
+        return _wide_array(self.narrow.value(position, what))
 
 
 class WideOperation(Operation):
@@ -39,6 +41,7 @@ class WideOperation(Operation):
             tuple(_wide_operand(o) for o in site.outputs),
             site.hints,
             site.layout,
+            narrow=site,
         )
         super().__init__(builder, wide)
         self._narrow = site

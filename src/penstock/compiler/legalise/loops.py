@@ -46,7 +46,7 @@ def while_loop(operation: Operation) -> None:
     count = len(site.inputs)
     operands = [site.input(position) for position in range(count)]
     tensors = [operation.tensor(position) for position in range(count)]
-    known = {k: site.model.constant(o) for k, o in enumerate(operands) if _is_small(o)}
+    known = {k: site.value(k, "a state") for k, o in enumerate(operands) if _is_small(o)}
     state = State(operands, tensors, known)
     rounds = written_operations = 0
     while _goes_on(site.model, condition, state):
