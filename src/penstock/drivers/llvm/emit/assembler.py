@@ -95,13 +95,14 @@ class Function:
         *,
         kernel: bool = True,
         numbers: Sequence[str] = (),
+        attributes: str = "",
     ) -> None:
         given = [f"ptr noalias %{a}" for a in arguments] + [f"i64 %{n}" for n in numbers]
         if kernel:
             given += [*(f"i64 %{w}" for w in WORK), "ptr %stop"]
         self.name = name
         self.declarations: set[str] = set()
-        self._arguments = given
+        self._arguments, self._attributes = given, f"noinline nounwind {attributes}".rstrip()
         self._lines: list[str] = []
         self._replaced = ""
         self._block, self._count = "entry", 0
@@ -422,7 +423,7 @@ class Function:
 
     def text(self) -> str:
         given = ", ".join(self._arguments)
-        head = f"define internal void @{self.name}({given}) noinline nounwind {{"
+        head = f"define internal void @{self.name}({given}) {self._attributes} {{"
         return f"{head}\nentry:\n{self.body}\n}}"
 
     def at_end(self, text: str) -> None:

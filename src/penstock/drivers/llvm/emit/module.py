@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
 
 from msgspec import Struct
 
@@ -32,6 +34,11 @@ from penstock.drivers.llvm.frame import SLOT_BYTES, Word
 from penstock.drivers.llvm.isa import Isa
 from penstock.interrupts import polled
 from penstock.ir import NDArray
+
+BITS: Final = 64
+
+NO_TABLES: Final = '"no-jump-tables"="true"'
+"""A switch as comparisons: tables of addresses would be data that is relocated."""
 
 
 class Generated(Struct, frozen=True, eq=False):
@@ -84,7 +91,10 @@ class Module:
         self._images, self._system = images, system
         ports = [*self.program.inputs, *self.program.outputs]
         self._ports = {self.program.root(t): k for k, t in reversed(list(enumerate(ports)))}
-        self.entry = Function("share", ["frame"], kernel=False, numbers=["index", "threads"])
+        numbers = "index", "threads"
+        self.entry = Function(
+            "share", ["frame"], kernel=False, numbers=numbers, attributes=NO_TABLES
+        )
         self._words = {
             word: self._word(word, "ptr")
             for word in (Word.PORTS, Word.ARENA, Word.CONSTANTS, Word.STOP, Word.TIMES)
@@ -114,19 +124,19 @@ class Module:
         groups = _groups(worth) if self.shared else [range(len(found))]
         self.slots = len(groups)
 
+        def execute(group: range) -> None:
+            for number in group:
+                self._mark(number)
+                self._kernel(number, kernels[number], found[number], moves[number])
+
         def program_once(image: Index, _: list[Reg]) -> list[Reg]:
             self._image = image
-            for place, group in enumerate(groups):
-
-                def execute(numbers: range = group) -> None:
-                    for number in numbers:
-                        self._mark(number)
-                        self._kernel(number, kernels[number], found[number], moves[number])
-
-                if self.shared:
-                    self._claimed(place, execute, shared=worth[group[0]])
-                else:
-                    execute()
+            bodies = [partial(execute, group) for group in groups]
+            if self.shared:
+                self._claimed(bodies, [worth[group[0]] for group in groups])
+            else:
+                for body in bodies:
+                    body()
             self._counted = self._timed = self._first_timed
             self._mark(len(found))
             return []
@@ -154,55 +164,84 @@ class Module:
         self._first_timed = f.value(f"and i1 {first}, {self._timed}", "i1").name
         self._counted = self._timed
 
-    def _claimed(self, place: int, execute: Callable[[], None], *, shared: bool) -> None:
-        """Executes a group if this thread claims it, or a share of it, until all is finished."""
-        f = self.entry
-        index, threads = ("%index", "%threads") if shared else ("0", "1")
-        slot = f.add(f.mul(self._image, self.slots), place)
-        pointer = f.at(self._slots, f.mul(slot, SLOT_BYTES))
-        before = f.block
-        f.line(f"br i1 {self._several}, label %claim{place}, label %body{place}")
-        f.label(f"claim{place}")
-        claim = f"call i64 @claim(ptr {pointer}, i64 {index}, i64 {threads})"
-        claimed = f.value(claim, "i64").name
-        none = f.value(f"icmp slt i64 {claimed}, 0", "i1").name
-        f.line(f"br i1 {none}, label %rest{place}, label %body{place}")
-        f.label(f"body{place}")
-        number = f.value(f"phi i64 [0, %{before}], [{claimed}, %claim{place}]", "i64").name
-        self._counted = self._timed
-        self._share = self._range
-        if shared:
-            (low, high), ends = self._range, []
-            size = f.value(f"sub i64 {high}, {low}", "i64").name
-            for bound in (number, f.value(f"add i64 {number}, 1", "i64").name):
-                part = f.value(f"mul i64 {size}, {bound}", "i64").name
-                part = f.value(f"udiv i64 {part}, %threads", "i64").name
-                ends.append(f.value(f"add i64 {low}, {part}", "i64").name)
-            self._share = ends[0], ends[1]
-            is_first = f.value(f"icmp eq i64 {number}, 0", "i1").name
-            self._counted = f.value(f"and i1 {is_first}, {self._timed}", "i1").name
-        execute()
+    def _claimed(self, groups: Sequence[Callable[[], None]], worth: Sequence[bool]) -> None:
+        """Executes each group if this thread claims it, or a share of it where it is *worth* it,
+        until all is finished. What they have in common is written once.
+        """
+        f, before = self.entry, self.entry.block
+        first = f.mul(self._image, self.slots)
+        f.line("br label %group")
+        f.label("group")
+        f.line(f"%place = phi i64 [0, %{before}], [%following, %next]")
+        pointer = f.at(self._slots, f.mul(f.add(first, "%place"), SLOT_BYTES))
+        is_shared = self._bit("%place", worth)
+        index, threads = (
+            f.value(f"select {is_shared}, i64 {many}, i64 {one}", "i64").name
+            for many, one in (("%index", 0), ("%threads", 1))
+        )
+        f.line(f"br i1 {self._several}, label %claim, label %body")
+        f.label("claim")
+        claimed = f.value(f"call i64 @claim(ptr {pointer}, i64 {index}, i64 {threads})", "i64")
+        none = f.value(f"icmp slt {claimed}, 0", "i1")
+        f.line(f"br {none}, label %rest, label %body")
+        f.label("body")
+        number = f.value(f"phi i64 [0, %group], [{claimed.name}, %claim]", "i64").name
+        (low, high), ends = self._range, []
+        size = f.value(f"sub i64 {high}, {low}", "i64").name
+        for bound in (number, f.value(f"add i64 {number}, 1", "i64").name):
+            part = f.value(f"mul i64 {size}, {bound}", "i64").name
+            part = f.value(f"udiv i64 {part}, {threads}", "i64").name
+            ends.append(f.value(f"add i64 {low}, {part}", "i64").name)
+        self._share = ends[0], ends[1]
+        is_first = f.value(f"icmp eq i64 {number}, 0", "i1").name
+        self._counted = f.value(f"and i1 {is_first}, {self._timed}", "i1").name
+        last = len(groups) - 1
+        cases = " ".join(f"i64 {place}, label %g{place}" for place in range(last))
+        f.line(f"switch i64 %place, label %g{last} [{cases}]")
+        for place, execute in enumerate(groups):
+            f.label(f"g{place}")
+            execute()
+            f.line("br label %ran")
         given = f"ptr %frame, ptr {self._team}, ptr {pointer}, i64 {threads}"
-        f.line(f"br i1 {self._several}, label %finish{place}, label %next{place}")
-        f.label(f"finish{place}")
+        f.label("ran")
+        f.line(f"br i1 {self._several}, label %finish, label %next")
+        f.label("finish")
         f.line(f"call void @finish({given})")
-        f.line(f"br label %claim{place}")
-        f.label(f"rest{place}")
+        f.line("br label %claim")
+        f.label("rest")
         f.line(f"call void @complete({given})")
-        f.line(f"br label %next{place}")
-        f.label(f"next{place}")
+        f.line("br label %next")
+        f.label("next")
+        f.line("%following = add nuw nsw i64 %place, 1")
+        more = f.value(f"icmp ult i64 %following, {len(groups)}", "i1")
+        f.line(f"br {more}, label %group, label %over")
+        f.label("over")
+
+    def _bit(self, place: str, bits: Sequence[bool]) -> Reg:
+        """The one of *bits* at *place*: constants of code that faults may be anywhere."""
+        f, word = self.entry, "0"
+        for first in range(0, len(bits), BITS):
+            some = sum(bit << at for at, bit in enumerate(bits[first : first + BITS]))
+            later = f.value(f"icmp uge i64 {place}, {first}", "i1")
+            word = f.value(f"select {later}, i64 {some}, i64 {word}", "i64").name
+        within = f.value(f"and i64 {place}, {BITS - 1}", "i64").name
+        return f.value(f"trunc i64 {f.value(f'lshr i64 {word}, {within}', 'i64').name} to i1", "i1")
 
     def _mark(self, number: int) -> None:
         """Stores that kernel *number* begins; the number of kernels: that the last one ended."""
-        f = self.entry
-        if number < len(self.program.kernels):
+        f, count = self.entry, len(self.program.kernels)
+        times = self._words[Word.TIMES]
+
+        def place() -> Index:
+            return f.add(f.mul(self._image, count + 1), number)
+
+        if self.shared and number < count:
+            given = f"ptr {self._marker}, i64 {number}, i1 {self._counted}, ptr {times}"
+            f.line(f"call void @mark({given}, i64 {place()})")
+            return
+        if number < count:
             f.store(Reg(str(number), "i64"), self._marker, 8)
-
-        def stamp() -> None:
-            place = f.add(f.mul(self._image, len(self.program.kernels) + 1), number)
-            f.line(f"call void @stamp(ptr {self._words[Word.TIMES]}, i64 {place})")
-
-        f.when(self._counted, stamp)
+        f.when(self._counted, lambda: f.line(f"call void @stamp(ptr {times}, i64 {place()})"))
 
     def pointer(self, tensor: int) -> str:
         entry = self.entry

@@ -141,7 +141,9 @@ TICKS: Final = {
 
 
 def ticks(isa: Isa) -> str:
-    """`ticks()` returns the clock; `stamp(times, place)` stores it."""
+    """`ticks()` returns the clock; `stamp(times, place)` stores it; `mark(marker, number, counted,
+    times, place)` stores that kernel *number* begins, and if that is counted the clock.
+    """
     return f"""
 declare i64 @llvm.readcyclecounter()
 declare i64 @llvm.readsteadycounter()
@@ -153,6 +155,16 @@ define internal void @stamp(ptr %times, i64 %place) noinline nounwind {{
   %now = {TICKS[isa.architecture]}
   %at = getelementptr i64, ptr %times, i64 %place
   store i64 %now, ptr %at, align 8
+  ret void
+}}
+define internal void @mark(ptr %marker, i64 %number, i1 %counted, ptr %times, i64 %place)
+    noinline nounwind {{
+  store i64 %number, ptr %marker, align 8
+  br i1 %counted, label %count, label %done
+count:
+  call void @stamp(ptr %times, i64 %place)
+  br label %done
+done:
   ret void
 }}"""
 
