@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, overload
+from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
 from msgspec import Struct
@@ -112,6 +112,9 @@ def ready_inputs(
     return Ready(names if len(set(names)) == len(names) else (), kinds, full)
 
 
+Measured: TypeAlias = "tuple[Callable[[int, int], Receipt], int, int]"
+"""What makes a receipt, and the times that it takes: one tuple is made faster than a function."""
+
 FIRST_VALUES: Final = 4
 SHOWN: Final = 40
 """Most values of an output, and bytes of a string, that a notebook shows."""
@@ -129,7 +132,7 @@ class Outputs(Sequence[NDArray]):
         self,
         arrays: Sequence[NDArray],
         names: Sequence[str],
-        receipt: Receipt | Callable[[], Receipt],
+        receipt: Receipt | Callable[[], Receipt] | Measured,
     ) -> None:
         self._arrays = arrays
         self._names = names
@@ -196,7 +199,10 @@ class Outputs(Sequence[NDArray]):
     def receipt(self) -> Receipt:
         """The receipt of this run."""
         receipt = self._receipt
-        if not isinstance(receipt, Receipt):
+        if isinstance(receipt, tuple):
+            make, *times = receipt
+            receipt = self._receipt = make(*times)
+        elif not isinstance(receipt, Receipt):
             receipt = self._receipt = receipt()
         return receipt
 

@@ -98,7 +98,7 @@ class Variant:
         self._arenas: list[Arena] = []
         self._plain: ExecutionConfig | None = None
         """The last configuration that `is_plain` accepted."""
-        self._lone = self._lone_step()
+        self.lone = self._lone_step()
         """The only step, if its driver may have a shorter way to run it; else None."""
         self._lock = threading.Lock()
         self._whole: Recovery | None = None
@@ -127,7 +127,7 @@ class Variant:
         arrays. *state* is required if the model has state. It is locked during the run, and changes
         only if the run succeeds.
         """
-        lone, compute = self._lone, None
+        lone, compute = self.lone, None
         if lone is not None and out is None and run.bound is None and self.is_plain(run.config):
             compute = lone.compute
             if compute is not None and not self.states:
@@ -205,6 +205,15 @@ class Variant:
             self._plain = config
             return True
         return False
+
+    def recovered(
+        self, run: Run, step: Step, inputs: Sequence[NDArray], error: BaseException
+    ) -> list[NDArray]:
+        """The outputs of a run whose only *step* failed with *error*: of a fallback device."""
+        try:
+            return step.recovered(run, inputs, error, run.began_ns)
+        except DriverError as failure:
+            return self._repeated(run, inputs, failure)
 
     def _repeated(self, run: Run, inputs: Sequence[NDArray], error: DriverError) -> list[NDArray]:
         run.values = self.values(run, inputs, None)
@@ -303,7 +312,7 @@ class Variant:
                     self.replaced.append(step)
                     self.steps[at] = self.step_of(pending.result)
             self.is_pending = waiting
-            self._lone = self._lone_step()
+            self.lone = self._lone_step()
 
     def close(self) -> None:
         """Closes the prepared models. A second call does nothing."""

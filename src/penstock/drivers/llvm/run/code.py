@@ -21,6 +21,14 @@ FORKED: Final = "the model was prepared before this process was forked; compile 
 
 ENTRY: Final = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
+ENTRY_WITH_LOCK: Final = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
+"""As `ENTRY`, but Python's lock is kept meanwhile."""
+
+KEEPS_LOCK_NS: Final = 1_000
+"""Estimated nanoseconds of a run below which the lock is kept. To give it back takes as long, and
+another thread that takes it may keep it for milliseconds.
+"""
+
 
 _forks: Final[list[None]] = []
 """One entry for each fork between the first process and this one."""
@@ -48,7 +56,8 @@ class Code:
         self.image = image
         perf.announce(image)
         self.faults = _named(image, manifest)
-        self.entry = ENTRY(image.address("run"))
+        keeps = manifest.estimate_ns < KEEPS_LOCK_NS and not manifest.shared
+        self.entry = (ENTRY_WITH_LOCK if keeps else ENTRY)(image.address("run"))
         self._forks = forks_so_far()
         self.threads = min(threads, team.MOST_THREADS) if manifest.shared else 1
         self._member = team.join(image, self.threads) if self.threads > 1 else None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+from weakref import WeakSet
 
 import numpy as np
 
+from penstock.driverkit.artefact import Ports
 from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
 from penstock.drivers.llvm.frame import SLOT_BYTES, WHOLE, WORDS, Word
 from penstock.drivers.llvm.run import stop
@@ -29,12 +32,12 @@ class Run:
         computed = [
             p for p, source in zip(ports.outputs, ports.forwards, strict=True) if source < 0
         ]
-        self._code, self._entry = code, code.entry
+        self._code, self.entry = code, code.entry
         self._given = len(ports.inputs)
         self._computed = computed
         self._unwanted: dict[int, NDArray] = {}
-        self._failures = code.manifest.failures
-        self._flags = np.zeros(len(self._failures), np.bool_)
+        self.failures = code.manifest.failures
+        self._flags = np.zeros(len(self.failures), np.bool_)
         places = self._given + len(computed)
         self.ports: Any = (ctypes.c_uint64 * (places + len(self._flags)))()
         self._flag_arrays = [self._flags[at : at + 1] for at in range(len(self._flags))]
@@ -60,7 +63,7 @@ class Run:
         frame[Word.THREADS] = code.threads
         frame[Word.IMAGES] = code.manifest.images
         frame[Word.HEAD] = OBJECT_HEAD
-        self._at = address_of(frame)
+        self.at = address_of(frame)
         if code.faults is not None:
             code.faults.watch(self, frame, (Word.KERNEL, Word.ELSEWHERE))
 
@@ -75,7 +78,7 @@ class Run:
             return
         stop.enter(self.flag, config)
         try:
-            status = self._entry(self._at)
+            status = self.entry(self.at)
         finally:
             stop.leave(self.flag)
             self.flag[0] = 0
@@ -85,18 +88,21 @@ class Run:
 
     def execute(self) -> None:
         """Executes the code, without limits, for the arrays that `ports` points to."""
-        if status := self._entry(self._at):
+        self.check(self.entry(self.at))
+
+    def check(self, status: int) -> None:
+        """Raises `GeneralFailure` for another *status* than 0, and for a flag that is true."""
+        if status:
             raise GeneralFailure(f"the code ended with status {status}")
-        if self._failures:
-            self._check_flags()
+        self._check_flags()
 
     def _bind(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
         for at, array in enumerate((*inputs, *outputs)):
             self.ports[at] = port_of(array)
 
     def _check_flags(self) -> None:
-        if self._failures and self._flags.any():
-            raise GeneralFailure(self._failures[int(self._flags.argmax())])
+        if self.failures and self._flags.any():
+            raise GeneralFailure(self.failures[int(self._flags.argmax())])
 
     def _room(self, at: int) -> NDArray:
         """Memory for output *at*, which the caller does not want."""
@@ -116,10 +122,11 @@ class Executable(RunPool[Run]):
         super().__init__(lambda: Run(code), code.unusable)
         self.code = code
         self._makers = [self._make]
-        self.compute = _compute_of(self._free, self._makers)
+        self.compute = _compute_of(self._free, self._makers, code.manifest.ports)
         """Runs once, without limits: `compute(inputs, outputs)`. Raises `DeadObject` in a forked
         child, `GeneralFailure` once `let_go` was called.
         """
+        _live.add(self)
 
     def let_go(self) -> None:
         """Makes `compute` let go of the code, at the end of its last run."""
@@ -127,22 +134,38 @@ class Executable(RunPool[Run]):
         self._free.clear()
 
 
-def _compute_of(free: list[Run], makers: list[Callable[[], Run]]) -> Compute:
+_live: Final[WeakSet[Executable]] = WeakSet()
+
+
+def _let_go_of_all() -> None:
+    """Ends every `compute` in a forked child, so that none has to look at each run."""
+    for executable in list(_live):
+        executable.let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_of_all)
+
+
+def _compute_of(free: list[Run], makers: list[Callable[[], Run]], shown: Ports) -> Compute:
     """A function and not methods: a small network takes less time than three calls. Whoever keeps
     it does not keep the code.
     """
     port, forks = port_of, forks_so_far()
 
-    def compute(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
+    def another() -> Run:
         if forks_so_far() != forks:
             raise DeadObject(FORKED)
+        if not makers:
+            raise GeneralFailure("the prepared model is closed")
+        return makers[0]()
+
+    def compute(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
         # `pop` and `append` of a list are atomic.
         try:
             run = free.pop()
         except IndexError:
-            if not makers:
-                raise GeneralFailure("the prepared model is closed") from None
-            run = makers[0]()
+            run = another()
         ports, at = run.ports, 0
         for array in inputs:
             ports[at] = port(array)
@@ -150,9 +173,26 @@ def _compute_of(free: list[Run], makers: list[Callable[[], Run]]) -> Compute:
         for array in outputs:
             ports[at] = port(array)
             at += 1
-        run.execute()
+        # `execute` in place, which saves a call.
+        if (status := run.entry(run.at)) or run.failures:
+            run.check(status)
         free.append(run)
         if not makers:
             free.clear()
 
-    return compute
+    def compute_one(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
+        """As `compute`, of one input and one output: without loops."""
+        try:
+            run = free.pop()
+        except IndexError:
+            run = another()
+        ports = run.ports
+        ports[0] = port(inputs[0])
+        ports[1] = port(outputs[0])
+        if (status := run.entry(run.at)) or run.failures:
+            run.check(status)
+        free.append(run)
+        if not makers:
+            free.clear()
+
+    return compute_one if len(shown.inputs) == len(shown.outputs) == 1 else compute
