@@ -25,7 +25,7 @@ from tests.support_generated import sets_here
 
 COUNT: Final = 20_000
 LEAST: Final = 500
-BATCH: Final = 20
+BATCH: Final = 60
 HOPELESS: Final = 150
 """Models of a family, none of which the compiler took, after which it is left out."""
 
