@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.driverkit.engine_model import EngineModel, Profiler
-from penstock.drivers.llvm.run import team
 from penstock.drivers.llvm.run.running import Compute, Executable
 from penstock.errors import GeneralFailure
 from penstock.hal import ExecutionConfig
@@ -35,10 +34,14 @@ class LlvmPreparedModel(EngineModel[Executable]):
 
     def close(self) -> None:
         # No variable here may hold the code while the team's threads leave it.
+        several = self.executable is not None and self.executable.code.threads > 1
         if self.executable is not None:
             self.executable.let_go()
         super().close()
-        team.settle()
+        if several:
+            from penstock.drivers.llvm.run import team
+
+            team.settle()
 
 
 class ElsewhereModel(LlvmPreparedModel):

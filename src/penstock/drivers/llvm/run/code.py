@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.drivers.llvm.artefact import Manifest
 from penstock.drivers.llvm.load import Image
-from penstock.drivers.llvm.run import perf, team
+from penstock.drivers.llvm.run import perf
 from penstock.drivers.llvm.run.addresses import is_aligned, moved
 from penstock.ir import NDArray
 
@@ -59,8 +59,13 @@ class Code:
         keeps = manifest.estimate_ns < KEEPS_LOCK_NS and not manifest.shared
         self.entry = (ENTRY_WITH_LOCK if keeps else ENTRY)(image.address("run"))
         self._forks = forks_so_far()
-        self.threads = min(threads, team.MOST_THREADS) if manifest.shared else 1
-        self._member = team.join(image, self.threads) if self.threads > 1 else None
+        self.threads, self._member = 1, None
+        if manifest.shared and threads > 1:
+            # Not imported for models that run on one thread: they start sooner.
+            from penstock.drivers.llvm.run import team
+
+            self.threads = min(threads, team.MOST_THREADS)
+            self._member = team.join(image, self.threads)
 
     @property
     def team(self) -> int:
