@@ -20,6 +20,17 @@ BYTES: Final = frozenset({DType.INT8, DType.UINT8})
 LEAST_STEPS: Final = 4
 """The least steps that a table replaces."""
 
+LEAST_WIDE: Final = 12
+"""As `LEAST_STEPS`, for results of more than 8 bits: processors gather these one by one."""
+
+LONG: Final = 8
+"""Simple steps that take as long as one that is not."""
+
+SIMPLE: Final = frozenset([
+    "abs", "add", "and", "bitcast", "cast", "equal", "less", "less_equal", "maximum", "minimum",
+    "mul", "neg", "not", "or", "select", "shift_left", "shift_right", "sub", "xor",
+])  # fmt: skip
+
 
 def tabulate(program: Program) -> Program:
     """*program* with tables. A table is a constant vector, indexed by the bits of the value."""
@@ -57,7 +68,7 @@ class _Tables:
             if number < count:
                 return scope.argument(number)
             cone = _cone(expression, number, leaves[number])
-            if cone is not None and len(cone) >= LEAST_STEPS and number not in kept:
+            if cone is not None and _pays(expression, number, cone) and number not in kept:
                 (pivot,) = leaves[number]
                 table = self._table(expression, number, pivot)
                 index = value(pivot).cast(DType.UINT8)
@@ -79,6 +90,14 @@ class _Tables:
             self._known[key] = len(self.tensors) - 1
             self.constants[self._known[key]] = results
         return self._known[key]
+
+
+def _pays(expression: Expression, number: int, cone: set[int]) -> bool:
+    """Whether a table of value *number* takes less time than the steps of *cone*."""
+    if expression.dtype_of(number) in BYTES:
+        return len(cone) >= LEAST_STEPS
+    steps = (expression.steps[at - len(expression.arguments)] for at in cone)
+    return sum(1 if s.operation in SIMPLE else LONG for s in steps) >= LEAST_WIDE
 
 
 def _leaves(expression: Expression) -> list[frozenset[int]]:

@@ -294,6 +294,18 @@ def test_chain_of_one_byte_becomes_a_table() -> None:
     assert len(program.kernels[0].body.steps) == 2
 
 
+@pytest.mark.parametrize("function", ["", "exp"])
+def test_floats_of_a_byte_are_a_table_where_they_take_long(function: str) -> None:
+    b = Builder()
+    x, y = b.tensor((300,), INT8), b.tensor((300,))
+    scope = Scope(INT8)
+    value = (scope.argument(0).apply("xor", -128).cast(INT32) - 3).cast(F32) * 0.1
+    value = value.apply(function) if function else value
+    b.kernel("dequantize", [b.whole(x)], scope.finish(value), y)
+    program = after(tabulate, b.program([x], [y]))
+    assert bool(program.kernels[0].body.tables) == bool(function)
+
+
 def test_equal_tables_are_one() -> None:
     b = Builder()
     x, z = b.tensor((9,), INT8), b.tensor((9,), INT8)

@@ -23,6 +23,7 @@ UNSIGNED: Final = frozenset({DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT
 
 
 FLOAT: Final = DType.FLOAT32
+I32: Final = DType.INT32
 
 
 def register_type(dtype: DType) -> str:
@@ -361,6 +362,11 @@ class Scalars:
             extend = "zext" if given in UNSIGNED else "sext"
             name = extend if bits[source] < bits[target] else "trunc"
         return self.function.value(f"{name} {value} to {type_}", type_)
+
+    def truncated(self, value: Reg, made: DType) -> Reg:
+        """A float32 that is within int32, and not NaN, as an integer of at most 32 bits."""
+        whole = self.function.value(f"fptosi {value} to {self.type_of(I32)}", self.type_of(I32))
+        return self.cast(whole, I32, made)
 
     def _whole(self, value: Reg, given: DType, made: DType) -> Reg:
         """A float, truncated, as int32 or int64: the nearest of these where it is beyond them, and

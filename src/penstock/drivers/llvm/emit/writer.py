@@ -11,6 +11,7 @@ from penstock.compiler.expression import Expression, Step
 from penstock.drivers.llvm.emit import doubles, pairs
 from penstock.drivers.llvm.emit.assembler import Reg
 from penstock.drivers.llvm.emit.functions import FUNCTIONS
+from penstock.drivers.llvm.emit.ranges import is_whole
 from penstock.drivers.llvm.emit.scalars import Scalars
 from penstock.ir import DType
 
@@ -44,7 +45,10 @@ class Writer(Scalars):
         step = expression.steps[number - len(expression.arguments)]
         given = [self.value(expression, values, a) for a in step.arguments]
         dtypes = [expression.dtype_of(a) for a in step.arguments]
-        values[number] = self.step(step, given, dtypes)
+        if step.operation == "cast" and is_whole(expression, step.arguments[0], step.dtype):
+            values[number] = self.truncated(given[0], step.dtype)
+        else:
+            values[number] = self.step(step, given, dtypes)
         return values[number]
 
     def step(self, step: Step, given: list[Reg], dtypes: list[DType]) -> Reg:
