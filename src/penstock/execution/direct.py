@@ -7,23 +7,26 @@ single driver call on arrays of known shapes, this does what `Executable.run`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from numpy import empty, ndarray
 
+from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import Receipt
 from penstock.errors import FOREIGN, Cancelled, MissedDeadline
 from penstock.execution.interface import Outputs, Ready
 from penstock.execution.run import Run, StepTrace
 from penstock.execution.step import Compute, Step
 from penstock.execution.variant import Variant
-from penstock.hal import DONE
+from penstock.hal import DONE, ExecutionConfig
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
     from penstock.execution.executable import Executable
+    from penstock.execution.state import State
 
 Direct: TypeAlias = Callable[[object], Outputs | None]
 """Runs once on the caller's inputs; None if they need the slow path, and then nothing was done."""
@@ -32,25 +35,31 @@ Direct: TypeAlias = Callable[[object], Outputs | None]
 def direct_of(executable: Executable) -> Direct | None:
     """The fast path of *executable*; None if its runs are not one plain driver call."""
     variant, exchange, ready = executable.base, executable.exchange, executable.ready
-    if type(variant) is not Variant or variant.states or not variant.is_plain(executable.plain):
+    if type(variant) is not Variant or not variant.is_plain(executable.plain):
         return None
     step = variant.lone
     if step is None or step.compute is None or ready is None or not exchange.has_all_outputs:
         return None
+    if not variant.outputs:
+        return None
     if executable.is_dynamic or executable.awaited is not None or executable.feedback is not None:
         return None
-    return _written(executable, ready, step, step.compute)
+    if executable.state is None:
+        return _without_state(executable, ready, step, step.compute)
+    if not variant.buffered or variant.needed:
+        return None
+    return _with_state(executable, ready, step, step.compute, executable.state)
 
 
-def _written(executable: Executable, ready: Ready, step: Step, compute: Compute) -> Direct:
+def _without_state(executable: Executable, ready: Ready, step: Step, compute: Compute) -> Direct:
     gate = executable.gate
     enter, leave, clock = gate.inside.append, gate.inside.pop, perf_counter_ns
     names, kinds, count = executable.exchange.output_names, ready.kinds, len(ready.kinds)
-    made, prepared = [(shape, dtype) for _, shape, dtype in step.kinds], step.prepared
+    made = [(shape, dtype) for _, shape, dtype in step.kinds]
     # Small networks have one input and one output: loops would take a tenth of their time.
-    single = count == len(made) == 1
+    single, several = count == 1, len(made) > 1
     first_dtype, first_shape = kinds[0] if single else (None, ())
-    made_shape, made_dtype = made[0] if single else ((), None)
+    (made_shape, made_dtype), *others = made
 
     def direct(inputs: object) -> Outputs | None:
         # Another thread may have queued the step's runs, or have bound the model's state.
@@ -79,13 +88,20 @@ def _written(executable: Executable, ready: Ready, step: Step, compute: Compute)
                     or not value.flags.c_contiguous
                 ):
                     return None
-            elif ready.arrays(arrays) is None:
-                return None
+            else:
+                for value, (dtype, shape) in zip(arrays, kinds):  # noqa: B905  # equal lengths
+                    if (
+                        type(value) is not ndarray
+                        or (value.dtype is not dtype and value.dtype != dtype)
+                        or value.shape != shape
+                        or not value.flags.c_contiguous
+                    ):
+                        return None
             try:
-                if single:
-                    outputs = [empty(made_shape, made_dtype)]
-                else:
-                    outputs = [empty(shape, dtype) for shape, dtype in made]
+                outputs = [empty(made_shape, made_dtype)]
+                if several:
+                    for shape, dtype in others:
+                        outputs.append(empty(shape, dtype))  # this is faster
             except (MemoryError, ValueError):
                 return None
             try:
@@ -108,8 +124,82 @@ def _written(executable: Executable, ready: Ready, step: Step, compute: Compute)
         run.end()
         return Outputs(results, names, run.receipt)
 
-    def receipt(began: int, ended: int) -> Receipt:
-        trace = StepTrace(prepared, began, ended, DONE)
-        return Run(executable.plain, began, ended, steps=[trace]).receipt()
+    receipt = partial(_receipt, executable.plain, step.prepared)
+    return direct
+
+
+def _with_state(
+    executable: Executable, ready: Ready, step: Step, compute: Compute, state: State
+) -> Direct:
+    gate, ports = executable.gate, executable.base.buffered
+    enter, leave, clock = gate.inside.append, gate.inside.pop, perf_counter_ns
+    names, variant = executable.exchange.output_names, executable.base
+    receipt = partial(_receipt, executable.plain, step.prepared)
+
+    def direct(inputs: object) -> Outputs | None:
+        if step.compute is not compute or executable.direct is not direct:
+            return None
+        began = clock()
+        enter(None)
+        try:
+            if gate.shut:
+                gate.check()
+            arrays = ready.arrays(inputs)
+            if arrays is None:
+                return None
+            with state.lock:
+                turn = state.turn(ports, None)
+                if turn is None:
+                    return None
+                if turn.calls is None:
+                    turn.calls = Calls(step, variant, turn.values)
+                calls = turn.calls
+                try:
+                    given, wanted = calls.arguments(arrays)
+                    compute(given, wanted)
+                except FOREIGN:
+                    # The state is as before: the run begins again as any other, and may fall back.
+                    return None
+                state.end_turn(turn)
+            outputs = [wanted[at] for at in calls.results]
+            ended = clock()
+        finally:
+            leave()
+            if gate.shut:
+                gate.leave_shut()
+        return Outputs(outputs, names, (receipt, began, ended))
 
     return direct
+
+
+class Calls:
+    """The arguments of *step* for runs of *variant* on the buffers *values* of its state.
+
+    *results* are the places of the model's outputs among what the step computes.
+    """
+
+    __slots__ = ("_fresh", "_given", "_own", "_wanted", "results")
+
+    def __init__(self, step: Step, variant: Variant, values: Mapping[int, NDArray]) -> None:
+        places = {operand: at for at, operand in enumerate(variant.inputs)}
+        self._given = [values.get(operand) for operand in step.inputs]
+        self._own = [(at, places[i]) for at, i in enumerate(step.inputs) if i not in values]
+        self._wanted = [values.get(operand) for operand in step.outputs]
+        kinds = enumerate(step.kinds)
+        self._fresh = [(at, shape, dtype) for at, (i, shape, dtype) in kinds if i not in values]
+        computed = {operand: at for at, operand in enumerate(step.outputs)}
+        self.results = [computed[operand] for operand in variant.outputs]
+
+    def arguments(self, arrays: Sequence[NDArray]) -> tuple[list[NDArray], list[NDArray]]:
+        """What the step reads and writes in a run on *arrays*, the model's inputs."""
+        given, wanted = self._given.copy(), self._wanted.copy()
+        for at, place in self._own:
+            given[at] = arrays[place]
+        for at, shape, dtype in self._fresh:
+            wanted[at] = empty(shape, dtype)
+        return cast("list[NDArray]", given), cast("list[NDArray]", wanted)
+
+
+def _receipt(plain: ExecutionConfig, prepared: PreparedStep, began: int, ended: int) -> Receipt:
+    trace = StepTrace(prepared, began, ended, DONE)
+    return Run(plain, began, ended, steps=[trace]).receipt()

@@ -83,11 +83,11 @@ class Variant:
         """Whether each output is a distinct value that a step computes."""
         self._sized = all(is_static(entry.operands[i].shape) for i in self.outputs)
         self.states = entry.states
-        self._turning = () if lends else buffered_variables(self.model)
+        self.buffered = () if lends else buffered_variables(self.model)
         read = {i for o in entry.operations for i in o.inputs} | set(entry.ordinary_outputs)
         ports = [p.variable for p in entry.states if p.input in read]
         # The variables without an initial value that a run reads.
-        self._needed = [v for v in ports if not self.model.variables[v].assigned]
+        self.needed = [v for v in ports if not self.model.variables[v].assigned]
         self.arena_size, self.alignment = plan.temporaries.nbytes, plan.temporaries.alignment
         # An array in a pool is not copied for isolated devices, nor for devices that accept only
         # pools.
@@ -143,9 +143,9 @@ class Variant:
             state = None
         try:
             if state is not None:
-                if self._needed:
+                if self.needed:
                     self.check_assigned(state)
-                turn = state.turn(self._turning, run.copies)
+                turn = state.turn(self.buffered, run.copies)
                 if turn is not None and lone is not None and compute is not None:
                     values = {**turn.values, **dict(zip(self.inputs, inputs, strict=True))}
                     # After a failure the run begins again as any other, which may fall back.
@@ -227,7 +227,7 @@ class Variant:
         step = self.steps[0]
         if not (isinstance(step, Step) and step.is_direct and self.delivers_its_own):
             return None
-        state = {p.input for p in self._turning} | {p.output for p in self._turning}
+        state = {p.input for p in self.buffered} | {p.output for p in self.buffered}
         known = set(step.inputs) <= state.union(self.inputs)
         whole = known and state.union(self.outputs).issuperset(step.outputs)
         is_plain = step.inputs == self.inputs and step.outputs == self.outputs
@@ -432,7 +432,7 @@ class Variant:
 
     def check_assigned(self, state: State) -> None:
         """Raises `StateError` if a run would read a variable without a value."""
-        for variable in self._needed:
+        for variable in self.needed:
             if not state.is_assigned(variable):
                 name = repr(self.model.variables[variable].name)
                 raise StateError(f"variable {name} is read before any value was assigned to it")

@@ -12,7 +12,7 @@ import penstock
 from penstock import CompiledModel, errors
 from penstock.execution import direct
 from penstock.ir import DType, Model, ModelBuilder
-from tests.unit.execution.fakes import add_relu, f32
+from tests.unit.execution.fakes import accumulator, add_relu, f32
 from tests.unit.execution.test_compute import ComputingDevice
 
 X = f32([[1, -2, 3], [4, 5, -6]])
@@ -136,7 +136,48 @@ def test_a_queued_step_has_no_fast_path(case: Any) -> None:
         np.testing.assert_array_equal(compiled.run(given)[0], wanted)
 
 
-def test_models_with_state_or_open_shapes_have_no_fast_path() -> None:
+def test_state_advances_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = f32([1, 2])
+    with penstock.compile(accumulator(), devices=[ComputingDevice()], cache=False) as compiled:
+        without_slow_path(compiled, monkeypatch)
+        for turn in range(1, 5):
+            outputs = compiled.run([x])
+            np.testing.assert_array_equal(outputs[0], f32([10, 20]) + turn * x)
+            (step,) = outputs.receipt.steps
+            assert step.device == "numpy"
+        state = compiled.executable.state
+        assert state is not None
+        np.testing.assert_array_equal(state.as_list()[0], f32([10, 20]) + 4 * x)
+
+
+def test_state_stays_where_the_fast_path_fails() -> None:
+    x, device = f32([1, 2]), ComputingDevice()
+    with penstock.compile(accumulator(), devices=[device], cache=False) as compiled:
+        fast = compiled.executable.direct
+        assert fast is not None
+        compiled.run([x])
+        device.failing.append(errors.GeneralFailure("broken"))
+        assert fast([x]) is None
+        assert not device.failing
+        device.failing.append(errors.GeneralFailure("broken"))
+        np.testing.assert_array_equal(compiled.run([x])[0], f32([10, 20]) + 2 * x)
+        assert not compiled.executable.gate.inside
+
+
+def test_a_value_that_a_caller_holds_is_not_overwritten() -> None:
+    x = f32([1, 2])
+    with penstock.compile(accumulator(), devices=[ComputingDevice()], cache=False) as compiled:
+        compiled.run([x])
+        state, fast = compiled.executable.state, compiled.executable.direct
+        assert state is not None
+        assert fast is not None
+        held = state.get(0)
+        assert fast([x]) is None
+        np.testing.assert_array_equal(compiled.run([x])[0], f32([10, 20]) + 2 * x)
+        np.testing.assert_array_equal(held, f32([10, 20]) + x)
+
+
+def test_models_of_other_devices_or_of_open_shapes_have_no_fast_path() -> None:
     device = ComputingDevice()
     with penstock.compile(add_relu((None, 3)), devices=[device], cache=False) as compiled:
         assert compiled.executable.direct is None

@@ -37,10 +37,12 @@ class Run:
         self._computed = computed
         self._unwanted: dict[int, NDArray] = {}
         self.failures = code.manifest.failures
-        self._flags = np.zeros(len(self.failures), np.bool_)
+        # To look for a true one takes a twentieth of the time that `any` of an array takes.
+        self._flags = bytearray(len(self.failures))
+        flags = np.frombuffer(self._flags, np.bool_)
         places = self._given + len(computed)
-        self.ports: Any = (ctypes.c_uint64 * (places + len(self._flags)))()
-        self._flag_arrays = [self._flags[at : at + 1] for at in range(len(self._flags))]
+        self.ports: Any = (ctypes.c_uint64 * (places + len(flags)))()
+        self._flag_arrays = [flags[at : at + 1] for at in range(len(flags))]
         for at, array in enumerate(self._flag_arrays):
             self.ports[places + at] = port_of(array)
         self._arena = aligned(code.manifest.arena)
@@ -101,8 +103,8 @@ class Run:
             self.ports[at] = port_of(array)
 
     def _check_flags(self) -> None:
-        if self.failures and self._flags.any():
-            raise GeneralFailure(self.failures[int(self._flags.argmax())])
+        if (at := self._flags.find(1)) >= 0:
+            raise GeneralFailure(self.failures[at])
 
     def _room(self, at: int) -> NDArray:
         """Memory for output *at*, which the caller does not want."""
