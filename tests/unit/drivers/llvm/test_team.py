@@ -56,6 +56,18 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     assert all(result == {expected} for result in results.values())
 
 
+def test_a_program_of_many_groups_is_shared_to_its_end() -> None:
+    array, model = image(), network(34)
+    results = []
+    for threads in (1, 3):
+        made = prepared(model, threads)
+        assert len(made.kernels) > 64  # more than a word has bits
+        results.append({answer(made, array) for _ in range(5)})
+        made.close()
+    assert results[0] == results[1]
+    assert len(results[0]) == 1
+
+
 def test_runs_at_once_share_the_workers() -> None:
     arrays = [image(seed) for seed in range(6)]
     alone, many = prepared(network(), 1), prepared(network(), 3)
