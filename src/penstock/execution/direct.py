@@ -7,10 +7,10 @@ single driver call on arrays of known shapes, this does what `Executable.run`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 from numpy import empty, ndarray
 
@@ -135,6 +135,7 @@ def _with_state(
     enter, leave, clock = gate.inside.append, gate.inside.pop, perf_counter_ns
     names, variant = executable.exchange.output_names, executable.base
     receipt = partial(_receipt, executable.plain, step.prepared)
+    lock, unlock = state.lock.acquire, state.lock.release
 
     def direct(inputs: object) -> Outputs | None:
         if step.compute is not compute or executable.direct is not direct:
@@ -147,21 +148,30 @@ def _with_state(
             arrays = ready.arrays(inputs)
             if arrays is None:
                 return None
-            with state.lock:
+            lock()
+            try:
                 turn = state.turn(ports, None)
                 if turn is None:
                     return None
-                if turn.calls is None:
-                    turn.calls = Calls(step, variant, turn.values)
                 calls = turn.calls
+                if calls is None:
+                    calls = turn.calls = Calls(step, variant, turn.values)
+                given, wanted = calls.given.copy(), calls.wanted.copy()
                 try:
-                    given, wanted = calls.arguments(arrays)
+                    for at, place in calls.own:
+                        given[at] = arrays[place]
+                    for at, shape, dtype in calls.fresh:
+                        wanted[at] = empty(shape, dtype)
                     compute(given, wanted)
                 except FOREIGN:
                     # The state is as before: the run begins again as any other, and may fall back.
                     return None
                 state.end_turn(turn)
-            outputs = [wanted[at] for at in calls.results]
+            finally:
+                unlock()
+            outputs: list[NDArray] = []
+            for at in calls.results:
+                outputs.append(wanted[at])  # noqa: PERF401  # a comprehension costs a call
             ended = clock()
         finally:
             leave()
@@ -175,29 +185,24 @@ def _with_state(
 class Calls:
     """The arguments of *step* for runs of *variant* on the buffers *values* of its state.
 
-    *results* are the places of the model's outputs among what the step computes.
+    *given* and *wanted* have the buffers. *own* are the places of the model's inputs there, with
+    their places among these; *fresh* those of outputs, with their shapes and types. *results* are
+    the places of the model's outputs among what the step computes.
     """
 
-    __slots__ = ("_fresh", "_given", "_own", "_wanted", "results")
+    __slots__ = ("fresh", "given", "own", "results", "wanted")
 
     def __init__(self, step: Step, variant: Variant, values: Mapping[int, NDArray]) -> None:
         places = {operand: at for at, operand in enumerate(variant.inputs)}
-        self._given = [values.get(operand) for operand in step.inputs]
-        self._own = [(at, places[i]) for at, i in enumerate(step.inputs) if i not in values]
-        self._wanted = [values.get(operand) for operand in step.outputs]
+        # What a run fills in may be anything until then.
+        anything = next(iter(values.values()))
+        self.given = [values.get(operand, anything) for operand in step.inputs]
+        self.own = [(at, places[i]) for at, i in enumerate(step.inputs) if i not in values]
+        self.wanted = [values.get(operand, anything) for operand in step.outputs]
         kinds = enumerate(step.kinds)
-        self._fresh = [(at, shape, dtype) for at, (i, shape, dtype) in kinds if i not in values]
+        self.fresh = [(at, shape, dtype) for at, (i, shape, dtype) in kinds if i not in values]
         computed = {operand: at for at, operand in enumerate(step.outputs)}
         self.results = [computed[operand] for operand in variant.outputs]
-
-    def arguments(self, arrays: Sequence[NDArray]) -> tuple[list[NDArray], list[NDArray]]:
-        """What the step reads and writes in a run on *arrays*, the model's inputs."""
-        given, wanted = self._given.copy(), self._wanted.copy()
-        for at, place in self._own:
-            given[at] = arrays[place]
-        for at, shape, dtype in self._fresh:
-            wanted[at] = empty(shape, dtype)
-        return cast("list[NDArray]", given), cast("list[NDArray]", wanted)
 
 
 def _receipt(plain: ExecutionConfig, prepared: PreparedStep, began: int, ended: int) -> Receipt:

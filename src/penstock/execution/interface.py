@@ -74,7 +74,9 @@ class Ready(Struct, frozen=True):
         """The caller's arrays in order; None if they need the slow path."""
         kinds = self.kinds
         values: list[NDArray] = []
-        if type(given) is dict:
+        if type(given) is list or type(given) is tuple:
+            values = [*given]
+        elif type(given) is dict:
             if len(given) != len(kinds):
                 return None
             # A plain loop: for few inputs it is faster than a comprehension or `map`.
@@ -82,8 +84,6 @@ class Ready(Struct, frozen=True):
                 if name not in given:
                     return None
                 values.append(given[name])
-        elif type(given) is list or type(given) is tuple:
-            values = [*given]
         else:
             return None
         if len(values) != len(kinds):
