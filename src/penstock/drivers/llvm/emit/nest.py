@@ -32,6 +32,9 @@ UNROLLED: Final = 4
 SHORT: Final = 8
 """The most steps of a chain that is unrolled."""
 
+PAIR: Final = 16
+"""How many steps more a pair of 8-bit values is than one: four vectors of 32 bits are computed."""
+
 FEW: Final = 8
 """A contiguous loop of fewer elements is no loop for vectors if there is another one."""
 
@@ -87,11 +90,10 @@ class Nest:
         """How many vectors are computed side by side."""
         if self.loops.reduced:
             return UNROLLED
-        steps = sum(
-            number >= len(e.arguments)
-            for e in (self.kernel.body, self.kernel.finish)
-            for number in _computed(e, down=self.machine.isa.rounds_down)
-        )
+        steps, down = 0, self.machine.isa.rounds_down
+        for expression in (self.kernel.body, self.kernel.finish):
+            count = sum(n >= len(expression.arguments) for n in _computed(expression, down=down))
+            steps += count + PAIR * len(pairs.found(expression, down))
         return UNROLLED if steps <= SHORT else 1
 
     def constants(self) -> tuple[NDArray, ...]:
