@@ -191,3 +191,20 @@ def test_floats_become_whole_numbers_as_the_interpreter_does_it(isa: Isa, dtype:
     runner = Runner(program, isa)
     np.testing.assert_array_equal(runner([values])[0], interpreter.run(program, [values])[0])
     runner.close()
+
+
+def test_constants_that_come_again_are_loaded_once() -> None:
+    """A vector of few channels, beside rows of them."""
+    f32 = DType.FLOAT32
+    scope = Scope(f32, f32)
+    body = scope.finish(scope.argument(0) + scope.argument(1))
+    reads = Access(0, along(0, 1)), Access(1, along(1))
+    tensors = Tensor(f32, (64, 8)), Tensor(f32, (8,)), Tensor(f32, (64, 8))
+    kernel = Kernel("add", (64, 8), reads, body, identity(f32), Access(2, along(0, 1)))
+    channels = np.arange(8, dtype=np.float32)
+    isa = RECORDS["avx512-vnni"]
+    for constants, early in (({1: channels}, True), ({}, False)):
+        inputs = (0,) if constants else (0, 1)
+        program = Program(tensors, constants, (kernel,), inputs, (2,), {})
+        lines = Nest(program, kernel, isa).write("add").text().splitlines()
+        assert ("load <8 x float>" in lines[2]) == early

@@ -145,3 +145,18 @@ def test_generated_code_is_right_for_all_pairs(isa: Isa, dtype: DType, operation
     np.testing.assert_array_equal(runner(inputs)[0], table_of(expression, dtype))
     np.testing.assert_array_equal(runner(inputs)[0], interpreter.run(program, inputs)[0])
     runner.close()
+
+
+@pytest.mark.parametrize("down", [True, False])
+@pytest.mark.parametrize("given_", [DType.UINT8, DType.INT8], ids=lambda d: d.value)
+def test_bytes_that_are_stored_with_the_other_sign_are_read_as_they_are(
+    given_: DType, down: bool
+) -> None:
+    made = DType.INT8 if given_ is DType.UINT8 else DType.UINT8
+    scope, sign = Scope(given_, given_), 128 if given_ is DType.UINT8 else -128
+    values = [scope.argument(i).apply("xor", sign).cast(made) for i in (0, 1)]
+    inner = sum_of(made, (0.021, 0.0533, 0.0617), (3, 7, 11))
+    expression = scope.finish(scope.inline(inner, *values))
+    (pair,) = pairs.find(expression, down).values()
+    assert (pair.x, pair.y) == (0, 1)
+    np.testing.assert_array_equal(patched(pair, given_, down=down), table_of(expression, given_))

@@ -107,6 +107,7 @@ class Function:
         self._replaced = ""
         self._block, self._count = "entry", 0
         self._ending: list[str] = []
+        self._early: dict[tuple[str, str], Reg] = {}
 
     def fresh(self, stem: str = "v") -> str:
         self._count += 1
@@ -151,6 +152,16 @@ class Function:
 
     def load(self, type_: str, pointer: str, align: int = 1) -> Reg:
         return self.value(f"load {type_}, ptr {pointer}, align {align}", type_)
+
+    def early(self, type_: str, pointer: str) -> Reg:
+        """What is at *pointer*, an argument of memory that nobody writes: loaded once, at the
+        beginning of the function.
+        """
+        known = self._early.get((type_, pointer))
+        if known is None:
+            known = Reg(self.fresh(), type_)
+            self._early[type_, pointer] = known
+        return known
 
     def store(self, value: Reg, pointer: str, align: int = 1) -> None:
         self.line(f"store {value}, ptr {pointer}, align {align}")
@@ -414,7 +425,11 @@ class Function:
     def body(self) -> str:
         """The instructions, a line each."""
         end = ["  br label %done", "done:", *self._ending, "  ret void"]
-        return self._replaced or "\n".join([*self._lines, *end])
+        early = [
+            f"  {value.name} = load {type_}, ptr {pointer}, align 1"
+            for (type_, pointer), value in self._early.items()
+        ]
+        return self._replaced or "\n".join([*early, *self._lines, *end])
 
     def replace(self, body: str, argument: str) -> None:
         """Takes *body* for the instructions, which read *argument*, a pointer behind the others."""

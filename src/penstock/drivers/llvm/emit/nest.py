@@ -59,7 +59,6 @@ class Nest:
     """A kernel as its loops are: the template of every kernel that has no other."""
 
     name = "nest"
-    key = None
 
     def __init__(self, program: Program, kernel: Kernel, isa: Isa) -> None:
         self.program, self.kernel, self.machine = program, kernel, Instructions(isa)
@@ -67,6 +66,11 @@ class Nest:
         self.loops = loops_of(program, kernel, isa.width)
         self.vector = self._vector_loop()
         self.lanes = self._lanes()
+
+    @property
+    def key(self) -> object:
+        """Which tensors are constants: they may be read earlier than they are written otherwise."""
+        return tuple(t in self.program.constants for t in self.tensors)
 
     @property
     def units(self) -> int:

@@ -70,7 +70,9 @@ def find(expression: Expression, down: bool) -> dict[int, Pair]:
         number = count + index
         if step.dtype not in BYTES or number not in users or len(leaves[number]) != 2:
             continue
-        x, y = sorted(leaves[number])
+        x, y = (_origin(expression, leaf) for leaf in sorted(leaves[number]))
+        if x == y:
+            continue
         if not {expression.dtype_of(x), expression.dtype_of(y)} <= BYTES:
             continue
         if step.operation in {"xor", "cast"} and expression.dtype_of(step.arguments[0]) in BYTES:
@@ -79,6 +81,19 @@ def find(expression: Expression, down: bool) -> dict[int, Pair]:
         if pair is not None:
             found[number] = pair
     return found
+
+
+def _origin(expression: Expression, value: int) -> int:
+    """The byte that is stored where *value* is one of the other sign."""
+    count = len(expression.arguments)
+    while value >= count:
+        step = expression.steps[value - count]
+        if step.operation not in {"xor", "cast"} or step.dtype not in BYTES:
+            break
+        if expression.dtype_of(step.arguments[0]) not in BYTES:
+            break
+        value = step.arguments[0]
+    return value
 
 
 @lru_cache(maxsize=1024)
@@ -178,6 +193,9 @@ def _real(step: Step, given: list[float]) -> float | None:
         return float(step.value or 0)
     if step.operation in {"cast", "maximum", "minimum", "round_even", "round_away"}:
         return given[0]
+    if step.operation == "xor":
+        # A stored byte becomes one of the other sign, which is 128 less or more.
+        return given[0] - 128 if step.dtype is DType.UINT8 else given[0] + 128
     if step.operation == "rescale":
         value, mantissa, shift = given
         return float(value * mantissa * 2.0 ** (shift - 31))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.compiler.program import Program
 from penstock.drivers.llvm.emit.assembler import (
@@ -120,16 +121,22 @@ class Places:
         of its lanes.
         """
         function, scalar, lanes = self.function, SCALARS[access.dtype], span.lanes
+        if turn.cycle and turn.cycle <= lanes:
+            # Each span begins with the first of the elements.
+            access = replace(access, turn=None, steps=_still(access.steps, turn.loop))
         place = self._place(access, span)
         address = function.at(
             self.pointer(access.tensor), function.mul(place, access.dtype.numpy.itemsize)
         )
+        is_constant = self.program.root(access.tensor) in self.program.constants
         if turn.hold >= lanes:
             return function.splat(function.load(scalar, address), lanes)
         if turn.cycle >= lanes:
             return function.load(vector(lanes, scalar), address)
         if turn.cycle:
-            found = function.load(vector(turn.cycle, scalar), address)
+            type_ = vector(turn.cycle, scalar)
+            load = function.early if is_constant and place == 0 else function.load
+            found = load(type_, address)
             return function.chosen(found, [i % turn.cycle for i in range(lanes)])
         count = lanes // turn.hold
         mask = None if span.tail is None else mask_of(-(-span.tail // turn.hold), count)
@@ -239,6 +246,11 @@ class Places:
         places = function.value(f"add {start}, {steps}", vector(lanes, "i64"))
         limit = splatted(str(size), "i64", lanes)
         return function.value(f"icmp ult {places}, {limit.name}", vector(lanes, "i1"))
+
+
+def _still(steps: tuple[int, ...], loop: int) -> tuple[int, ...]:
+    """*steps* without that of *loop*."""
+    return tuple(0 if i == loop else step for i, step in enumerate(steps))
 
 
 def _step(access: Flat, span: Span) -> int:
