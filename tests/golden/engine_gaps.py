@@ -26,13 +26,6 @@ together.
 """
 
 ALTERNATING_GAPS: Final[dict[tuple[str, str], str]] = {
-    ("basic_pitch_float-i", "faithful"): (
-        "its filters' sums cancel to 1e-4 of their terms, and it takes their logarithms: what the "
-        "order of float32 sums leaves "
-        "grows. The engines, alike to 1e-6, lie 3.9e-4 from LiteRT's reference kernels, which "
-        "allows 7.1e-4; the reference "
-        "driver, which adds in float64, lies 1.8e-3 from both, and all in turn 8.0e-4"
-    ),
     ("mobilenet_v2_inat_insect_uint8-i", "faithful"): (
         f"{ONE_BY_ONE}15 steps on one image (RMS 0.47), 4 on noise; LiteRT 8 and 6 (RMS 0.25), "
         "which allows 13"

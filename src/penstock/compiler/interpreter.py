@@ -117,9 +117,12 @@ class Run:
         right = self._matrix(kernel, b, (batch, columns, inner), zeros[1], wide)
         order = [*batch, *rows, *columns]
         if kernel.ordered:
-            start = np.broadcast_to(self.read(kernel.extras[0], kernel.loops), kernel.loops)
             shape = (*left.shape[:2], right.shape[1])
-            product = _added(start.transpose(order).reshape(shape), left, right)
+            total = np.zeros(shape, np.float32)
+            if kernel.order == "fused":
+                start = np.broadcast_to(self.read(kernel.extras[0], kernel.loops), kernel.loops)
+                total += start.transpose(order).reshape(shape)
+            product = _added(total, left, right, rounded=kernel.order == "ordered")
         else:
             product = np.matmul(left, right.swapaxes(1, 2))
         shaped = product.reshape([kernel.loops[i] for i in order])
@@ -191,14 +194,16 @@ class Run:
         return as_strided(origin, sizes, strides)
 
 
-def _added(start: NDArray, left: NDArray, right: NDArray) -> NDArray:
-    """*start* plus products in order, each added before it is rounded to float32. Sums in float64
-    differ from that only within 2**-29 of a tie.
+def _added(total: NDArray, left: NDArray, right: NDArray, *, rounded: bool) -> NDArray:
+    """*total*, of float32, plus products in order, each *rounded* or added before it is. Sums in
+    float64 differ from that only within 2**-29 of a tie.
     """
-    total = start.astype(np.float32)
     for tap in polled(range(left.shape[2])):
         product = left[:, :, tap, None] * right[:, None, :, tap]
-        np.add(product, total, out=total, casting="same_kind")
+        if rounded:
+            total += product.astype(np.float32)
+        else:
+            np.add(product, total, out=total, casting="same_kind")
     return total
 
 

@@ -95,7 +95,7 @@ def _kernel(
     inner = pad
     if kernel.reduced:
         inside = _loops(kernel.reduced, len(kernel.loops))
-        order = ", in order from e0" if kernel.ordered else ""
+        order = {"any": "", "ordered": ", in order", "fused": ", fused, from e0"}[kernel.order]
         yield f"{pad}{kernel.combine} as {kernel.sums.value}{order} over {inside}:"
         inner += INNER
     names = []

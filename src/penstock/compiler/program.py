@@ -21,6 +21,7 @@ from msgspec import Struct
 from penstock.compiler.expression import Expression, Number
 from penstock.compiler.routine import Routine
 from penstock.ir import DType, NDArray
+from penstock.ir.rounding import Sums
 
 Combine: TypeAlias = Literal["none", "sum", "product", "maximum", "minimum", "any", "all"]
 """How the values of the reduced loops become one. "none": there are no reduced loops."""
@@ -95,9 +96,9 @@ class Kernel(Struct, frozen=True):
     loops, from that value and from *extras*, and its result is written to *write*. Outer loops
     write different elements.
 
-    *ordered*: a sum of products of floats begins with the first of *extras*, and adds each product
-    in the order of the reduced loops, before it is rounded. Any other sum may be added in any
-    order.
+    *order* is that of a sum of products of float32: "ordered", from zero, in the order of the
+    reduced loops, each product rounded; "fused", the same from the first of *extras*, each product
+    added before it is rounded. Any other sum may be added in any order.
 
     *border* is that of the written tensor, if the kernel writes it too. It is constant: a driver
     writes it when and how it likes, as long as no kernel reads it earlier.
@@ -120,8 +121,13 @@ class Kernel(Struct, frozen=True):
     extras: tuple[Access, ...] = ()
     origin: tuple[int, ...] = ()
     border: Border | None = None
-    ordered: bool = False
+    order: Sums = "any"
     routine: Routine | None = None
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of the sum is given."""
+        return self.order != "any"
 
     @property
     def sizes(self) -> tuple[int, ...]:

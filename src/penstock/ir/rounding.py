@@ -1,7 +1,8 @@
 """The float values that a network rounds later, and the order in which their sums must be added.
 
 The last bit of a float rarely matters. It matters before an operation that quantises the float, or
-that takes the index of the greatest of several floats.
+that takes the index of the greatest of several floats. It also matters in a filter of one signal:
+its terms may cancel to nearly nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 from penstock.interrupts import polled
 from penstock.ir.operation import Operation
 from penstock.ir.subgraph import Subgraph
+from penstock.ir.types import DType
 
 Sums: TypeAlias = Literal["any", "ordered", "fused"]
 """The order in which a float layer adds its products. `any`: the fastest order. `ordered`: as
@@ -26,9 +28,18 @@ round.
 
 
 def sums_of(subgraph: Subgraph, later: Mapping[int, Sums] | None = None) -> dict[int, Sums]:
-    """The order of sums of each float operand whose values reach an operation that rounds them.
-    *later* has the order for operands that are rounded outside *subgraph*.
+    """The order of sums of each float operand that `rounded` has, and of those that filter one
+    signal. *later* has the order for operands that are rounded outside *subgraph*.
     """
+    found = rounded(subgraph, later)
+    for operation in polled(subgraph.operations):
+        if _filters_a_signal(subgraph, operation):
+            found.setdefault(operation.outputs[0], "fused")
+    return found
+
+
+def rounded(subgraph: Subgraph, later: Mapping[int, Sums] | None = None) -> dict[int, Sums]:
+    """The order of sums of each float operand whose values reach an operation that rounds them."""
     reached: dict[int, Sums] = dict(later or {})
     for operation in polled(reversed(subgraph.operations)):
         given = [i for i in operation.inputs if subgraph.operands[i].dtype.is_float]
@@ -40,6 +51,17 @@ def sums_of(subgraph: Subgraph, later: Mapping[int, Sums] | None = None) -> dict
         elif beyond:
             reached.update(dict.fromkeys(given, beyond[0]))
     return reached
+
+
+def _filters_a_signal(subgraph: Subgraph, operation: Operation) -> bool:
+    """Whether the operation is a float convolution of one channel to one channel."""
+    if operation.type != "CONV_2D":
+        return False
+    operands = [subgraph.operands[i] for i in operation.inputs[:2]]
+    shape = operands[1].shape or ()
+    is_float = all(o.dtype is DType.FLOAT32 for o in operands)
+    single = len(shape) == 4 and shape[0] == shape[3] == 1
+    return is_float and single and max(shape[1] or 0, shape[2] or 0) > 1
 
 
 def _quantises(subgraph: Subgraph, operation: Operation) -> bool:

@@ -183,9 +183,9 @@ class _Ground(Struct, frozen=True):
         if len(chosen) == 1:
             chosen = [(chosen[0][0], list(self.live))]
         cutter = Cutter(model, self.live)
-        from penstock.ir.rounding import sums_of, sums_options
+        from penstock.ir.rounding import rounded, sums_options
 
-        sums = sums_of(entry)
+        sums = rounded(entry)
         cuts = [(self.names[device], cutter.cut(operations)) for device, operations in chosen]
         steps = []
         for at, (device, cut) in enumerate(cuts):

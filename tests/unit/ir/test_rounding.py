@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from penstock.ir import DType, Model, ModelBuilder, Quantization
-from penstock.ir.rounding import sums_of, sums_of_options, sums_options
+from penstock.ir.operation import AttributeValue
+from penstock.ir.rounding import rounded, sums_of, sums_of_options, sums_options
 
 F32 = DType.FLOAT32
 SHAPE = (2, 3)
@@ -49,3 +51,18 @@ def test_sums_survive_their_options() -> None:
 )
 def test_malformed_rounding_option_is_ignored(text: str) -> None:
     assert sums_of_options((("sums", text), ("other", "1=ordered"))) == {}
+
+
+def test_a_filter_of_one_signal_is_fused_whatever_is_before_and_behind_it() -> None:
+    b = ModelBuilder()
+    x = b.input(F32, (1, 1, 20, 1), "x")
+    steps: dict[str, AttributeValue] = {"padding": "SAME", "stride_h": 1, "stride_w": 1}
+    made = [b.operation("RELU", [x], [(F32, (1, 1, 20, 1))])[0]]
+    for channels in (1, 2):
+        weights = b.constant(np.ones((channels, 1, 5, 1), np.float32))
+        shape = (1, 1, 20, channels)
+        made += b.operation("CONV_2D", [made[-1], weights, None], [(F32, shape)], steps)
+    entry = b.build([made[-1]]).entry
+    (_, signal, _) = (o.outputs[0] for o in entry.operations)
+    assert sums_of(entry) == {signal: "fused"}
+    assert rounded(entry) == {}

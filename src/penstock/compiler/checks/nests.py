@@ -109,8 +109,10 @@ def _order_fault(program: Program, kernel: Kernel) -> str | None:
         return None
     if product_of(kernel) is None or kernel.sums is not DType.FLOAT32:
         return "adds in order, and is no sum of products of float32"
+    if kernel.order == "ordered":
+        return None
     if not kernel.extras or program.tensors[kernel.extras[0].tensor].dtype is not DType.FLOAT32:
-        return "adds in order, from no float32"
+        return "adds in order from no float32"
     return None
 
 

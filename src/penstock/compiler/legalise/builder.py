@@ -32,6 +32,9 @@ Rule: TypeAlias = "Callable[[Operation], None]"
 SMALL: Final = 1 << 16
 """The most elements of a constant that a judgement reads."""
 
+ORDERED: Final = frozenset(["CONV_2D", "CONV_3D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"])
+"""Operations whose float sums are added in order where their results are rounded later."""
+
 RULES: Final[dict[str, Rule]] = {}
 """The rules by the key of the operation."""
 
@@ -150,7 +153,7 @@ class Builder:
         sums: DType | None = None,
         finish: Expression | None = None,
         extras: Sequence[Access] = (),
-        ordered: bool = False,
+        order: Sums = "any",
     ) -> None:
         """Adds a kernel. *sums* is the type that it combines in (None: that of the body)."""
         kept = sums or body.dtype
@@ -167,7 +170,7 @@ class Builder:
                 kept,
                 tuple(extras),
                 self._origin,
-                ordered=ordered,
+                order=order,
             )
         )
 
@@ -242,7 +245,11 @@ class Operation:
 
     @property
     def order(self) -> Sums:
-        """The order of the float sums that become the first output."""
+        """The order of the float sums that become the first output: that of the reference device,
+        where its sums have one.
+        """
+        if self.site.operation.type not in ORDERED:
+            return "any"
         return self.build.order(self.site.output_indexes[0])
 
     def tensor(self, position: int = 0) -> int:

@@ -30,9 +30,6 @@ def window_positions(w: Windows, outer: Sequence[int], inner: Sequence[int]) -> 
 def convolution(operation: Operation) -> None:
     """Images NHWC, filters [out, height, width, in]; grouped where the filters have fewer
     channels. A hybrid one quantises its data asymmetrically if channels differ in scale.
-
-    A filter of one signal adds in order, as XNNPACK does: its terms may cancel to nearly nothing,
-    and the last bits of all engines are then the same.
     """
     site = operation.site
     image, filters = site.shape(0), site.shape(1)
@@ -41,9 +38,7 @@ def convolution(operation: Operation) -> None:
     asymmetric = quantization is not None and len(set(quantization.scales)) > 1
     w = windows(site, image[1:3], filters[1:3])
     parts = _products(image, filters, site.output_shape(), w)
-    single = filters[0] == filters[3] == 1
-    layer = Layer(asymmetric=asymmetric, ordered=single)
-    emit_layer(operation, "convolution", layer, *parts)
+    emit_layer(operation, "convolution", Layer(asymmetric=asymmetric), *parts)
 
 
 def _products(

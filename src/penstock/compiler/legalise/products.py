@@ -30,6 +30,7 @@ from penstock.compiler.legalise.quantised import (
 from penstock.compiler.program import Access, Position
 from penstock.driverkit.site import Site, require
 from penstock.ir import DType
+from penstock.ir.rounding import Sums
 
 F32: Final = DType.FLOAT32
 PACKED: Final = frozenset({DType.INT4, DType.INT2})
@@ -60,7 +61,6 @@ class Layer(Struct, frozen=True):
     *real*: TFLite scales the integer sums in float64 and rounds once. *asymmetric*: how a hybrid
     layer quantises its data (None: there is no hybrid form). *joined*: it multiplies both scales
     with each other first. *rank*: how many axes of the data are rows with a scale of their own.
-    *ordered*: sums of floats are added in order, whatever follows.
     """
 
     data: int = 0
@@ -71,7 +71,6 @@ class Layer(Struct, frozen=True):
     asymmetric: bool | None = None
     joined: bool = False
     rank: int = 1
-    ordered: bool = False
 
 
 FinishOf: TypeAlias = Callable[[Products, Finish], Expression]
@@ -81,7 +80,7 @@ FinishOf: TypeAlias = Callable[[Products, Finish], Expression]
 class Form(Struct, frozen=True):
     """The numbers that a layer multiplies: tensors of *data* and *weights* with their *zeros*, the
     *fill* of data outside its tensor, and how many elements surround the data *before* each axis.
-    *ordered*: sums begin with the first value that *finish* reads, and are added in order.
+    *order* is that of the sums; fused ones begin with the first value that *finish* reads.
     """
 
     data: int
@@ -91,7 +90,7 @@ class Form(Struct, frozen=True):
     finish: FinishOf
     fill: Number = 0.0
     before: tuple[int, ...] = ()
-    ordered: bool = False
+    order: Sums = "any"
 
 
 def emit_layer(operation: Operation, name: str, layer: Layer, *parts: Products) -> None:
@@ -160,7 +159,7 @@ def emit_product(
         sums=form.sums,
         finish=form.finish(part, finish),
         extras=finish.extras,
-        ordered=form.ordered and not is_empty,
+        order="any" if is_empty else form.order,
     )
 
 
@@ -197,22 +196,23 @@ def weight_tensor(operation: Operation, position: int, *, as_bytes: bool = False
 def _float_form(operation: Operation, layer: Layer) -> Form:
     site = operation.site
     bounds = bounds_of(site.activation)
-    ordered = layer.ordered or operation.order == "fused"
+    order = operation.order
+    fused = order == "fused"
 
     def finish_of(part: Products, finish: Finish) -> Expression:
         bias = finish.bias(layer.bias)
-        if ordered and bias is None:
+        if fused and bias is None:
             zero = operation.build.constant(F32, (1,), lambda: np.zeros(1))
             bias = finish.read(zero, [Position()])
         scope = finish.scope()
         total = scope.argument(0)
-        # Sums in order begin with the bias.
-        if bias is not None and (not ordered or 0 in part.reduced):
+        # Fused sums begin with the bias.
+        if bias is not None and (not fused or 0 in part.reduced):
             total = total + scope.argument(bias).cast(F32)
         return scope.finish(total.clamp(*bounds))
 
     tensors = operation.tensor(layer.data), operation.tensor(layer.weights)
-    return Form(*tensors, F32, (None, None), finish_of, ordered=ordered)
+    return Form(*tensors, F32, (None, None), finish_of, order=order)
 
 
 def is_wide(site: Site, layer: Layer) -> bool:

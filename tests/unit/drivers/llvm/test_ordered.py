@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,23 +21,26 @@ from penstock.drivers.llvm.emit.module import template_of
 from penstock.drivers.llvm.emit.nest import Nest
 from penstock.drivers.llvm.isa import Isa
 from penstock.hal import AccuracyClass
-from penstock.ir import DType, Model, ModelBuilder
+from penstock.ir import DType, Model, ModelBuilder, Quantization
 from penstock.ir.operation import AttributeValue
-from tests.support_generated import Runner, compiled, sets_here, values_for
+from penstock.ir.rounding import Sums
+from tests.support_generated import Runner, compiled, largest_difference, sets_here, values_for
 from tests.support_llvm import needs_llvm
 from tests.support_products import layers
 from tests.support_xnnpack import needs_litert
 
 F32 = DType.FLOAT32
+ORDERS: st.SearchStrategy[Sums] = st.sampled_from(get_args(Sums)[1:])
 
 
-def ordered(program: Program) -> Program:
-    """The layer *program*, whose sums begin with the bias and are added in order."""
+def ordered(program: Program, order: Sums) -> Program:
+    """The layer *program*, whose sums are added in *order*; fused ones begin with the bias."""
     (kernel,) = program.kernels
     scope = Scope(*kernel.finish.arguments)
     values = [scope.argument(i) for i in range(len(kernel.finish.arguments))]
-    finish = scope.finish(values[0] + values[-1] if len(values) > 2 else values[0])
-    return replace(program, kernels=(replace(kernel, finish=finish, ordered=True),))
+    more = values[2:] if order == "fused" else values[1:]
+    finish = scope.finish(sum(more, values[0]))
+    return replace(program, kernels=(replace(kernel, finish=finish, order=order),))
 
 
 def assert_same_bits(program: Program, isa: Isa) -> None:
@@ -49,27 +53,27 @@ def assert_same_bits(program: Program, isa: Isa) -> None:
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
 @settings(max_examples=15, deadline=None)
-@given(program=layers(depthwise=False, is_float=True))
-def test_matrix_products_add_in_order(isa: Isa, program: Program) -> None:
-    program = ordered(program)
+@given(program=layers(depthwise=False, is_float=True), order=ORDERS)
+def test_matrix_products_add_in_order(isa: Isa, program: Program, order: Sums) -> None:
+    program = ordered(program, order)
     assert template_of(program, program.kernels[0], isa).name == "dense"
     assert_same_bits(program, isa)
 
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
 @settings(max_examples=15, deadline=None)
-@given(program=layers(depthwise=True, is_float=True))
-def test_depthwise_products_add_in_order(isa: Isa, program: Program) -> None:
-    assert_same_bits(ordered(program), isa)
+@given(program=layers(depthwise=True, is_float=True), order=ORDERS)
+def test_depthwise_products_add_in_order(isa: Isa, program: Program, order: Sums) -> None:
+    assert_same_bits(ordered(program, order), isa)
 
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
 @settings(max_examples=6, deadline=None)
-@given(program=st.booleans().flatmap(lambda d: layers(depthwise=d, is_float=True)))
-def test_nests_add_in_order(isa: Isa, program: Program) -> None:
+@given(program=st.booleans().flatmap(lambda d: layers(depthwise=d, is_float=True)), order=ORDERS)
+def test_nests_add_in_order(isa: Isa, program: Program, order: Sums) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.drivers.llvm.emit.module.template_of", Nest)
-        assert_same_bits(ordered(program), isa)
+        assert_same_bits(ordered(program, order), isa)
 
 
 def before_positions(*, bias: bool) -> Model:
@@ -113,6 +117,36 @@ def test_layers_before_positions_are_computed_to_the_last_bit(other: str, bias: 
 
 
 @needs_llvm
+def test_layers_before_a_hybrid_one_are_computed_to_the_last_bit() -> None:
+    rng, builder = np.random.default_rng(9), ModelBuilder()
+
+    def constant(*shape: int) -> int:
+        return builder.constant(rng.standard_normal(shape).astype(np.float32))
+
+    x = builder.input(F32, (1, 9, 7, 20), "x")
+    steps: dict[str, AttributeValue] = {"padding": "SAME", "stride_h": 1, "stride_w": 1}
+    (y,) = builder.operation(
+        "CONV_2D", [x, constant(24, 3, 3, 20), constant(24)], [(F32, (1, 9, 7, 24))], steps
+    )
+    (z,) = builder.operation(
+        "DEPTHWISE_CONV_2D", [y, constant(1, 3, 3, 24), constant(24)], [(F32, (1, 9, 7, 24))],
+        {**steps, "depth_multiplier": 1},
+    )  # fmt: skip
+    bytes_ = rng.integers(-127, 128, (8, 1, 1, 24)).astype(np.int8)
+    w = builder.constant(bytes_, quantization=Quantization((0.01,), (0,)))
+    (out,) = builder.operation("CONV_2D", [z, w, constant(8)], [(F32, (1, 9, 7, 8))], steps)
+    model, image = builder.build([z, out]), rng.standard_normal((1, 9, 7, 20)).astype(np.float32)
+    results = []
+    for device in ("llvm", "reference"):
+        policy = penstock.Policy(accuracy="exact", allow_fallback=False)
+        with penstock.compile(model, devices=[device], cache=None, policy=policy) as made:
+            results.append(list(map(np.array, made.run([image]))))
+    (z_here, out_here), (z_wanted, out_wanted) = results
+    np.testing.assert_array_equal(z_here.view(np.uint32), z_wanted.view(np.uint32))
+    assert largest_difference(out_here, out_wanted) <= 2e-7
+
+
+@needs_llvm
 @needs_litert
 def test_a_filter_of_one_signal_has_the_last_bits_of_xnnpack() -> None:
     rng, builder = np.random.default_rng(8), ModelBuilder()
@@ -135,7 +169,7 @@ def test_a_filter_of_one_signal_has_the_last_bits_of_xnnpack() -> None:
 def test_the_order_of_sums_is_asked_for_only_where_positions_follow() -> None:
     program = compiled(before_positions(bias=True), sets_here()[0])
     assert [k.ordered for k in program.kernels if k.combine == "sum"] == [True, True]
-    assert show(program).count("sum as float32, in order from e0 over") == 2
+    assert show(program).count("sum as float32, fused, from e0 over") == 2
     builder = ModelBuilder()
     x = builder.input(F32, (1, 4), "x")
     w = builder.constant(np.eye(4, dtype=np.float32))

@@ -7,6 +7,7 @@ from functools import cache, lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
 from penstock.ir import DType
+from penstock.ir.rounding import Sums
 
 WORK: Final = ("begin", "end")
 """The arguments of a kernel that say which units of its work it does."""
@@ -127,6 +128,13 @@ class Function:
         types = ", ".join(a.type for a in arguments)
         self.declarations.add(f"declare {type_} @{name}({types})")
         return self.value(f"call {type_} @{name}({', '.join(map(str, arguments))})", type_)
+
+    def multiplied(self, a: Reg, b: Reg, total: Reg, order: Sums) -> Reg:
+        """*total* plus a product of floats, which is rounded first if sums are "ordered"."""
+        if order == "ordered":
+            product = self.value(f"fmul {a}, {b.name}", a.type)
+            return self.value(f"fadd {total}, {product.name}", a.type)
+        return self.call(f"llvm.fma.{suffix_of(a.type)}", a.type, a, b, total)
 
     def add(self, a: Index, b: Index) -> Index:
         if isinstance(a, int) and isinstance(b, int):

@@ -117,10 +117,12 @@ def _taps(kernel: Kernel, data: Flat) -> tuple[list[int], tuple[tuple[int, int],
 
 
 def _in_order(kernel: Kernel, found: Product, n: int, order: list[int]) -> bool:
-    """Whether taps in *order* are those of an ordered sum that begins with a value of each channel,
-    or one for all.
+    """Whether taps in *order* are those of an ordered sum. One that is fused begins with a value of
+    each channel, or one for all.
     """
     taps = [loop for loop in order if kernel.sizes[loop] > 1]
+    if kernel.order == "ordered":
+        return taps == sorted(taps)
     start = found.extras[0]
     return taps == sorted(taps) and not start.axes and start.loops() <= {n}
 

@@ -168,8 +168,7 @@ class Floats(_Depthwise):
                     place = ky * shape.row_step + j * spacing + kx * shape.column_step
                     if place not in loaded:
                         loaded[place] = f.masked_load(m.floats, f.at(data, place * 4), mask)
-                    name = f"llvm.fma.v{lanes}f32"
-                    sums[j] = f.call(name, m.floats, loaded[place], w[kx], sums[j])
+                    sums[j] = f.multiplied(loaded[place], w[kx], sums[j], self.kernel.order)
         for j in range(tile):
             here = (*at[:2], f.add(at[2], j))
             extras = [
@@ -184,7 +183,7 @@ class Floats(_Depthwise):
         self, f: Function, writer: Writer, block: Index, at: tuple[Index, ...], tile: int
     ) -> list[Reg]:
         """What the sums of a tile begin with."""
-        if not self.kernel.ordered:
+        if self.kernel.order != "fused":
             return [Reg("zeroinitializer", self.machine.floats)] * tile
         places = [(*at[:2], f.add(at[2], j)) for j in range(tile)]
         return [self._extra(f, writer, 0, block, here, writer.active) for here in places]

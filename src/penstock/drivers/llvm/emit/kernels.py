@@ -64,7 +64,7 @@ def _key(program: Program, kernel: Kernel, tensors: tuple[int, ...]) -> object:
     expressions = repr(_untabled(kernel.body)), repr(_untabled(kernel.finish))
     return (
         expressions, kernel.sizes, len(kernel.loops), kernel.combine, tuple(accesses), tables,
-        len(kernel.reads), kernel.ordered,
+        len(kernel.reads), kernel.order,
     )  # fmt: skip
 
 

@@ -155,7 +155,7 @@ class Code:
         else:
             first = f.mul(panel, self.panel)
             weights = self._pointer("%w", streamed, lambda p: p.weights, indexes, first)
-        if self.dense.kernel.ordered:
+        if self.dense.kernel.order == "fused":
             start = self._starts(indexes, panel, count)
         elif self.scale is None:
             start = [Reg("zeroinitializer", m.floats)] * self.columns
@@ -343,7 +343,7 @@ class Code:
                 x = self._some(f.at(data, r * position + tap * 4), left)
                 for j in range(columns):
                     at = part + r * columns + j
-                    made[at] = f.call(f"llvm.fma.v{self.lanes}f32", m.floats, x, w[j], made[at])
+                    made[at] = f.multiplied(x, w[j], made[at], dense.kernel.order)
             return made
         packed = [m.weights(f, f.at(base, m.weight_bytes * j)) for j in range(columns)]
         ones = m.repeated(taps or [1] * dense.unit)
@@ -558,7 +558,7 @@ class Code:
         """The elements of an extra for the channels from *channel* on, as *writer* takes them."""
         f, access = self.f, self.dense.product.extras[number]
         step = access.steps[self.shape.channel_loop]
-        if not self._is_read(number + 1) and not (number == 0 and self.dense.kernel.ordered):
+        if not self._is_read(number + 1):
             return Reg("poison", writer.type_of(access.dtype))
         more = channel if step else 0
         pointer = self._pointer(f"%e{number}", access, lambda p: p.extras[number], indexes, more)
@@ -593,6 +593,8 @@ class Code:
     def _is_read(self, argument: int) -> bool:
         """Whether what follows the requantisation reads an argument; constants have the others."""
         scale, known = self.scale, None
+        if argument == 1 and self.dense.kernel.order == "fused":
+            return True
         if scale is not None and scale.scaled is not None:
             known = scale.scaled.value if scale.offset is None else scale.value
         return argument in epilogue.needed(self.dense.kernel.finish, known)

@@ -296,7 +296,7 @@ class _Code:
 
         def level(depth: int, totals: list[Reg]) -> list[Reg]:
             if depth == len(self.loops.reduced):
-                add = self._fused if self.kernel.ordered else self._added
+                add = self._in_order if self.kernel.ordered else self._added
                 return [add(writer, *pair) for pair in zip(totals, spans, strict=True)]
 
             def body(index: Index, carried: list[Reg]) -> list[Reg]:
@@ -306,18 +306,16 @@ class _Code:
 
             return self.f.loop(0, self.loops.reduced[depth], 1, body, totals)
 
-        if self.kernel.ordered:
+        if self.kernel.order == "fused":
             return level(0, [self.places.load(self.loops.extras[0], s) for s in spans])
         return level(0, [self._neutral(writer)] * len(spans))
 
     def _added(self, writer: Writer, total: Reg, span: Span) -> Reg:
         return self._combined(writer, total, self._body(span))
 
-    def _fused(self, _writer: Writer, total: Reg, span: Span) -> Reg:
-        """*total* plus one product, rounded once."""
+    def _in_order(self, _writer: Writer, total: Reg, span: Span) -> Reg:
         first, second = (self.places.load(r, span) for r in self.loops.reads)
-        name = f"llvm.fma.{suffix_of(total.type)}"
-        return self.f.call(name, total.type, first, second, total)
+        return self.f.multiplied(first, second, total, self.kernel.order)
 
     def _across(self) -> Reg:
         """Combines the reduced loops with the last one in vectors, and then the lanes."""
