@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from penstock.compiler.expression import Scope, Value
+from penstock.compiler.expression import Expression, Scope, Value
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.elementwise import F32, I32, I64
 from penstock.compiler.legalise.moving import check_moved, copy, through
@@ -25,6 +25,9 @@ ONE: Final = 1 << FRACTION_BITS
 
 MOST_BITS: Final = 8
 """The bits of both weights of a pixel of 8 bits with which sums fit 16 bits."""
+
+WIDER: Final = 4
+"""How many times wider an image becomes at least, for its rows to be mixed first."""
 
 
 @legal("RESIZE_NEAREST_NEIGHBOR")
@@ -142,28 +145,62 @@ def _resize_short(operation: Operation, sides: tuple[Side, Side]) -> bool:
         copy(operation, corners[0])
         return True
     wide, build = DType.INT16 if fixed else DType.UINT16, operation.build
-    reads = list(corners)
-    for axis, (side, count) in enumerate(zip(sides, bits, strict=True), 1):
+    shares: list[Access | None] = [None, None]
+    for axis, (side, count) in enumerate(zip(sides, bits, strict=True)):
         if count:
             # Weights below 0 wrap, and so do the products of which they are part.
             whole = np.rint(side.weight * (2.0**count / (ONE if fixed else 1))).astype(np.int64)
             constant = build.constant(wide, whole.shape, partial(whole.astype, wide.numpy))
-            reads.append(Access(constant, along(axis)))
-    scope = Scope(*[dtype] * len(corners), *[wide] * (len(reads) - len(corners)))
-    values = [scope.argument(i).cast(wide) for i in range(len(reads))]
-    pixels, weights = values[: len(corners)], values[len(corners) :]
-    for count in (c for c in bits if c):
-        share, pairs = weights.pop(0), zip(pixels[::2], pixels[1::2], strict=True)
-        rest = scope.constant(1 << count, wide) - share
-        pixels = [low * rest + high * share for low, high in pairs]
-    total, shift = pixels[0], sum(bits)
-    if fixed:
-        # Halves are rounded away from zero.
-        total = total + total.apply("shift_right", 15)
-    moved = total + (1 << (shift - 1))
-    result = scope.finish(moved.apply("shift_right", shift).cast(dtype))
-    build.emit("resize", made, reads, result, operation.whole(operation.target()))
+            shares[axis] = Access(constant, along(axis + 1))
+    images, height, width, channels = made
+    columns = operation.shape(operation.tensor())[2]
+    if all(mixed) and width >= WIDER * columns:
+        # Rows are mixed once, for all columns of the result between two of the image.
+        target, given = build.tensor(wide, (images, height, columns, channels)), corners[:2]
+        given = [Access(a.tensor, (*a.axes[:2], *along(2, 3))) for a in given]
+        mean = _Mean(given, dtype, wide)
+        mean.mix(shares[0], bits[0])
+        loops = images, height, columns, channels
+        build.emit("resize", loops, mean.reads, mean.finish(), operation.whole(target))
+        corners = [Access(target, (*along(0, 1), a.axes[2], *along(3))) for a in corners[::2]]
+        shares[0] = None
+    mean = _Mean(corners, dtype if corners[0].tensor == operation.tensor() else wide, wide)
+    for each, count in zip(shares, bits, strict=True):
+        mean.mix(each, count)
+    body = mean.finish(sum(bits), dtype)
+    build.emit("resize", made, mean.reads, body, operation.whole(operation.target()))
     return True
+
+
+class _Mean:
+    """Writes the mean of *pixels* of type *dtype*, in numbers of type *wide*: every mixing halves
+    their number.
+    """
+
+    def __init__(self, pixels: list[Access], dtype: DType, wide: DType) -> None:
+        self.reads, self._wide = list(pixels), wide
+        self._scope = Scope(*[dtype] * len(pixels), *[wide] * (len(pixels) // 2))
+        self._pixels = [self._scope.argument(i).cast(wide) for i in range(len(pixels))]
+
+    def mix(self, share: Access | None, bits: int) -> None:
+        """Mixes each two pixels: *share* is that of the second, with so many *bits*."""
+        if share is None:
+            return
+        second, scope = self._scope.argument(len(self.reads)), self._scope
+        self.reads.append(share)
+        first = scope.constant(1 << bits, self._wide) - second
+        pairs = zip(self._pixels[::2], self._pixels[1::2], strict=True)
+        self._pixels = [low * first + high * second for low, high in pairs]
+
+    def finish(self, bits: int = 0, dtype: DType | None = None) -> Expression:
+        """The mean, or without its *bits* behind the point as *dtype*."""
+        (total,) = self._pixels
+        if dtype is not None:
+            if dtype is DType.INT8:
+                # Halves are rounded away from zero.
+                total = total + total.apply("shift_right", 15)
+            total = (total + (1 << (bits - 1))).apply("shift_right", bits).cast(dtype)
+        return self._scope.finish(total)
 
 
 def _bits_of(weights: NDArray) -> int:
