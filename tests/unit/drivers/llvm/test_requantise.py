@@ -69,6 +69,24 @@ def test_lifted_sums_are_right(down: bool, seed: int, exponent: float, zero_poin
         np.testing.assert_array_equal(np.clip(found + zero_point, *limits), np.clip(true, *limits))
 
 
+@pytest.mark.parametrize("exponents", [(-12, -4), (-13, -10)])
+@pytest.mark.parametrize("zero_point", [-128, 3])
+def test_code_gets_the_same_without_the_lines_that_it_does_not_need(
+    exponents: tuple[int, int], zero_point: int
+) -> None:
+    rng = np.random.default_rng(3)
+    mantissas, shifts = quantize_multipliers(2.0 ** rng.uniform(*exponents, 90))
+    bound = np.full(90, 200_000)
+    given = mantissas, shifts, zero_point, (-128, 127), -bound, bound
+    whole, short = (solve(*given, down=True, lines=lines) for lines in (True, False))
+    np.testing.assert_array_equal(short.proved, whole.proved)
+    np.testing.assert_array_equal(short.patches, whole.patches)
+    assert short.constants.keys() == whole.constants.keys()
+    for name, values in whole.constants.items():
+        np.testing.assert_array_equal(short.constants[name], values)
+    assert bool(short.a.any()) == (whole.lifted is None)
+
+
 def test_most_channels_with_one_constant_are_lifted() -> None:
     rng = np.random.default_rng(2)
     mantissas, shifts = quantize_multipliers(2.0 ** rng.uniform(-12, -4, 600))

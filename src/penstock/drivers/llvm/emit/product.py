@@ -149,4 +149,5 @@ def _proved(
     least = begin + raised * low + lowered * high
     greatest = begin + raised * high + lowered * low
     m, s = (np.broadcast_to(v, len(weights)) for v in (scaled.mantissas, scaled.shifts))
-    return solve(m, s, scaled.zero_point, scaled.limits, least, greatest, down=isa.rounds_down)
+    given = m, s, scaled.zero_point, scaled.limits, least, greatest
+    return solve(*given, down=isa.rounds_down, lines=False)

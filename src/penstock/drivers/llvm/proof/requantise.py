@@ -91,9 +91,11 @@ def solve(
     greatest: NDArray,
     *,
     down: bool,
+    lines: bool = True,
 ) -> Proof:
     """A proof for each channel, whose sums lie within *least* and *greatest*. *down*: instructions
-    round down, otherwise to the nearest.
+    round down, otherwise to the nearest. Without *lines*, lines are solved only where lifted ones
+    are not proved: they are 0 otherwise.
     """
     low, high = limits
     levels = np.arange(low + 1, high + 1, dtype=np.int64) - zero_point
@@ -110,31 +112,22 @@ def solve(
         zeros = np.zeros(len(place), np.float32)
         none = np.zeros((0, 2, len(place)), np.int32)
         return Proof(zeros, zeros, zeros, np.ones(len(place), bool), True, none)
-    parts, lifts, rises = [], [], single
+    blocks, lifts, rises = [], [], single
     for first in polled(range(0, count, BLOCK)):
         some = slice(first, first + BLOCK)
         multiplier = Multiplier(
             mantissas[chosen[some]].astype(np.int64), shifts[chosen[some]].astype(np.int64)
         )
         steps = Steps.of(multiplier, levels, lowest[some], most[some])
-        line, right, differ = _solved(multiplier, levels, steps, single=single, down=down)
+        blocks.append((multiplier, steps))
         if rises:
             reach = np.maximum(np.abs(lowest[some]), np.abs(most[some]))
-            lifts.append(_lifted(line.a, multiplier, levels, steps, reach, down=down))
+            rounded = multiplier.scales.astype(np.float32)
+            lifts.append(_lifted(rounded, multiplier, levels, steps, reach, down=down))
             # A channel that is not lifted keeps those of the other blocks from being so.
             rises = bool((lifts[-1][1] | ~steps.live.any(axis=1)).all())
-        parts.append((line, right, differ))
-    made = [np.concatenate([getattr(p[0], n) for p in parts]) for n in ("a", "above", "below")]
-    proved = np.concatenate([p[1] for p in parts])
-    differ = [d for p in parts for d in p[2]]
-    exceptions = _table(differ)[:, :, place]
-    a, above, below = (m[place] for m in made)
     flat, value = _constant(Multiplier(mantissas, shifts), levels, least, greatest)
-    a = np.where(flat, np.float32(0), a)
     middle = (value + 0.5 * down).astype(np.float32)
-    above, below = np.where(flat, middle, above), np.where(flat, middle, below)
-    exceptions[:, 0, flat], exceptions[:, 1, flat] = np.iinfo(np.int32).min, 0
-    exceptions = exceptions[exceptions[:, 1].any(axis=1)]
     raised = None
     if rises and (np.concatenate([holds for _, holds in lifts])[place] | flat).all():
         own_a, own_c, start = (
@@ -143,6 +136,20 @@ def solve(
         )
         own_a, own_c = np.where(flat, np.float32(0), own_a), np.where(flat, middle, own_c)
         raised = Lifted(own_a, own_c, start)
+        if not lines:
+            none = np.zeros((0, 2, len(place)), np.int32)
+            zeros = np.zeros(len(place), np.float32)
+            return Proof(zeros, zeros, zeros, np.ones(len(place), bool), single, none, raised)
+    parts = [_solved(m, levels, steps, single=single, down=down) for m, steps in polled(blocks)]
+    made = [np.concatenate([getattr(p[0], n) for p in parts]) for n in ("a", "above", "below")]
+    proved = np.concatenate([p[1] for p in parts])
+    differ = [d for p in parts for d in p[2]]
+    exceptions = _table(differ)[:, :, place]
+    a, above, below = (m[place] for m in made)
+    a = np.where(flat, np.float32(0), a)
+    above, below = np.where(flat, middle, above), np.where(flat, middle, below)
+    exceptions[:, 0, flat], exceptions[:, 1, flat] = np.iinfo(np.int32).min, 0
+    exceptions = exceptions[exceptions[:, 1].any(axis=1)]
     return Proof(a, above, below, proved[place] | flat, single, exceptions, raised)
 
 
@@ -350,7 +357,9 @@ def _lifted(
             line, within = Line(a[places], c, c, down), bounds.chosen(places)
             return _is_right(line, within, *given, single=True)
 
-        made, holds = lifted(a, (low + high) / 2 - (not down) * 0.5, reach[channels], right)
+        # Without room no constant is right.
+        within = np.where(high > low, reach[channels], REACH)
+        made, holds = lifted(a, (low + high) / 2 - (not down) * 0.5, within, right)
         return made, holds & left.known
 
     made, holds = tried(a, np.arange(len(a)))
