@@ -15,6 +15,7 @@ from penstock.compiler.legalise import judge
 from penstock.driverkit.site import Refused, make_sites
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Quantization
 from tests.support_selections import detections, suppression
+from tests.support_sums import matrices, positions
 
 T = TypeVar("T")
 
@@ -316,6 +317,8 @@ FAMILIES: Final[dict[str, Callable[[Layers], int | list[int]]]] = {
     "chain": Layers.chain,
     "suppression": suppression,
     "detections": detections,
+    "matrices": matrices,
+    "positions": positions,
 }
 
 
