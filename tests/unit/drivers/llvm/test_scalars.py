@@ -16,11 +16,12 @@ from penstock.compiler.expression import OPERATIONS, Expression, Scope, Value
 from penstock.compiler.memory import plan
 from penstock.compiler.program import Access, Kernel, Program, Tensor, along
 from penstock.drivers.llvm import backend
-from penstock.drivers.llvm.emit.module import generate
+from penstock.drivers.llvm.emit.module import generate, template_of
 from penstock.drivers.llvm.isa import RECORDS, Isa
 from penstock.ir import DType, NDArray
 from tests.support_generated import Runner, sets_here
 from tests.support_llvm import needs_llvm
+from tests.unit.compiler.building import Builder
 
 pytestmark = needs_llvm
 
@@ -250,3 +251,13 @@ def test_every_scalar_operation_compiles_for_other_machines(isa: Isa) -> None:
     fill(programs, np.random.default_rng(0))
     code = backend.compile_object(generate(plan(programs.program()), isa).text, isa)
     assert len(code) > 1000
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_power_is_scaled_by_one_instruction_where_there_is_one(name: str) -> None:
+    isa = RECORDS[name]
+    build = Builder()
+    x = build.tensor((64,))
+    program = build.program([x], [build.unary("exp", x)])
+    text = template_of(program, program.kernels[0], isa).write("f").text()
+    assert ("scalef" in text) is ("avx512f" in isa.features)

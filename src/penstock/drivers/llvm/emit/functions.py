@@ -48,6 +48,9 @@ def exp(w: Scalars, x: Reg) -> Reg:
     r = _fma(w, n, w.constant(-LN2_LOW, F32), r)
     square = w.op("fmul", F32, r, r)
     p = _fma(w, polynomial(w, r, EXP), square, w.op("fadd", F32, r, w.constant(1.0, F32)))
+    scaled = w.machine.scaled(w.function, p, n, w.lanes)
+    if scaled is not None:
+        return scaled
     # Two factors, so that results below the least normal number are right as well.
     whole = w.cast(n, F32, I32)
     half = w.op("ashr", I32, whole, w.constant(1, I32))

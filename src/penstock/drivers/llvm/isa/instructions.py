@@ -11,6 +11,9 @@ from penstock.drivers.llvm.emit.assembler import Function, Reg, lanes_of, splatt
 from penstock.drivers.llvm.isa.record import Isa
 from penstock.ir import NDArray
 
+AS_IT_IS = "4"
+"""The rounding mode of an instruction that rounds as the processor is set to."""
+
 GROUP: Final = 4
 """The taps of 8-bit data that are read at once."""
 
@@ -178,6 +181,17 @@ class Instructions:
         if self.isa.architecture == "x86_64":
             return f.call("llvm.x86.avx.cvt.ps2dq.256", self.words, product)
         return f.call("llvm.aarch64.neon.fcvtns.v4i32.v4f32", self.words, product)
+
+    def scaled(self, f: Function, value: Reg, power: Reg, lanes: int) -> Reg | None:
+        """*value* times two to the whole number *power*, rounded once; None without an instruction
+        for it.
+        """
+        if "avx512f" not in self.isa.features or lanes != self.isa.lanes:
+            return None
+        every, mode = Reg("-1", "i16"), Reg(AS_IT_IS, "i32")
+        name = "llvm.x86.avx512.mask.scalef.ps.512"
+        zero = Reg("zeroinitializer", self.floats)
+        return f.call(name, self.floats, value, power, zero, every, mode)
 
     # Packs.
 
