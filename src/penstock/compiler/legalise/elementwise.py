@@ -17,6 +17,7 @@ from penstock.compiler.expression import Number, Scope, Value
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.fixed import reciprocal
 from penstock.compiler.legalise.quantised import (
+    GREATEST,
     NARROW,
     STORED,
     bounds_of,
@@ -89,7 +90,6 @@ def centred(value: Value, operation: Operation, position: int) -> Value:
     return wide - given.zero_point if given.zero_point else wide
 
 
-GREATEST: Final = float(np.finfo(np.float32).max)
 GREATEST_HALF: Final = float(np.finfo(np.float16).max)
 
 PAIRS: Final = {"ADD": "add", "SUB": "sub", "MUL": "mul", "DIV": "div"}

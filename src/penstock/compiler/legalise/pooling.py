@@ -10,8 +10,14 @@ import numpy as np
 
 from penstock.compiler.expression import Scope, Value, identity
 from penstock.compiler.legalise.builder import Operation, legal
-from penstock.compiler.legalise.elementwise import F32, GREATEST, I32
-from penstock.compiler.legalise.quantised import STORED, bounds_of, integer_range, limits_of
+from penstock.compiler.legalise.elementwise import F32, I32
+from penstock.compiler.legalise.quantised import (
+    STORED,
+    bounds_of,
+    finite_bounds_of,
+    integer_range,
+    limits_of,
+)
 from penstock.compiler.program import Access, Position, along
 from penstock.driverkit.checks import pool_windows
 from penstock.driverkit.site import require
@@ -88,8 +94,7 @@ def _activated(operation: Operation, value: Value) -> Value:
     site = operation.site
     output = site.output()
     if output.dtype is F32:
-        low, high = bounds_of(site.activation)
-        return value.clamp(-GREATEST if low is None else low, GREATEST if high is None else high)
+        return value.clamp(*finite_bounds_of(site.activation))
     if site.activation != "NONE":
         value = value.clamp(*limits_of(site.activation, output))
     return value.cast(output.dtype)

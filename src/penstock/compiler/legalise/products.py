@@ -21,6 +21,7 @@ from penstock.compiler.legalise.quantised import (
     Finish,
     bounds_of,
     channel_scales,
+    finite_bounds_of,
     layer_multipliers,
     limits_of,
     rescaled,
@@ -61,6 +62,7 @@ class Layer(Struct, frozen=True):
     *real*: TFLite scales the integer sums in float64 and rounds once. *asymmetric*: how a hybrid
     layer quantises its data (None: there is no hybrid form). *joined*: it multiplies both scales
     with each other first. *rank*: how many axes of the data are rows with a scale of their own.
+    *finite*: infinite sums of floats become the greatest floats, as in TFLite's kernels.
     """
 
     data: int = 0
@@ -71,6 +73,7 @@ class Layer(Struct, frozen=True):
     asymmetric: bool | None = None
     joined: bool = False
     rank: int = 1
+    finite: bool = True
 
 
 FinishOf: TypeAlias = Callable[[Products, Finish], Expression]
@@ -195,7 +198,7 @@ def weight_tensor(operation: Operation, position: int, *, as_bytes: bool = False
 
 def _float_form(operation: Operation, layer: Layer) -> Form:
     site = operation.site
-    bounds = bounds_of(site.activation)
+    bounds = (finite_bounds_of if layer.finite else bounds_of)(site.activation)
     order = operation.order
     fused = order == "fused"
 

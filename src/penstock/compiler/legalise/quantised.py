@@ -29,6 +29,8 @@ BOUNDS = {
 }
 """The real bounds of the activations that TFLite's kernels fuse; None: unbounded."""
 
+GREATEST = float(np.finfo(np.float32).max)
+
 NARROW = frozenset({DType.INT8, DType.UINT8})
 STORED = NARROW | {DType.INT16}
 
@@ -37,6 +39,12 @@ def bounds_of(activation: str) -> tuple[float | None, float | None]:
     """The real bounds of a fused activation."""
     require(activation in BOUNDS, f"no fused activation {activation}")
     return BOUNDS[activation]
+
+
+def finite_bounds_of(activation: str) -> tuple[float, float]:
+    """As `bounds_of`; the greatest floats in the place of no bound."""
+    low, high = bounds_of(activation)
+    return -GREATEST if low is None else low, GREATEST if high is None else high
 
 
 def scale_of(operand: Operand, what: str) -> Quantization:

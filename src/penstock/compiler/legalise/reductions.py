@@ -10,7 +10,7 @@ import numpy as np
 from penstock.compiler.expression import Expression, Scope, identity
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.elementwise import PLAIN
-from penstock.compiler.legalise.quantised import NARROW, STORED, integer_range, scale_of
+from penstock.compiler.legalise.quantised import GREATEST, NARROW, STORED, integer_range, scale_of
 from penstock.compiler.program import Access, Combine, along
 from penstock.driverkit import fixed_point
 from penstock.driverkit.checks import reduced_axes
@@ -94,8 +94,6 @@ def _quantised_sum(operation: Operation, count: int, *, mean: bool) -> None:
     body = Scope(dtype)
     reduce_axes(operation, "sum", body.finish(body.argument(0).cast(I32)), result, I32)
 
-
-GREATEST: Final = float(np.finfo(np.float32).max)
 
 LOGICAL: Final[dict[str, Combine]] = {
     "SUM": "any",

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 from msgspec import Struct
 
 from penstock.compiler.legalise.builder import Operation, legal
@@ -115,6 +116,13 @@ def _strides(site: Site, axes: str) -> list[int]:
     return [site.attributes.integer(f"stride_{a}") for a in axes]
 
 
+def _require_finite(site: Site) -> None:
+    """Refuses filters with infinities, which would multiply the zeros around an image; the
+    reference device adds products of the image alone.
+    """
+    require(np.isfinite(site.value(1, "its filter")).all(), "a filter with infinite weights")
+
+
 @legal("TRANSPOSE_CONV")
 def transpose_conv(operation: Operation) -> None:
     """Images NHWC, filters [out, height, width, in]."""
@@ -138,16 +146,18 @@ def transpose_conv_with_bias(operation: Operation) -> None:
     require(len(filters) == len(image) == len(output) == 4, "an image of another rank")
     require(filters[3] == image[3] and output[3] == filters[0], "channels that do not fit")
     require(site.input(0).dtype.is_float, "only real values are computed here")
+    _require_finite(site)
     options = transpose_conv_bias(site.attributes)
     strides = options.stride_h, options.stride_w
     parts = transposed_products(output, filters[1:3], strides, options.padding, filters[3])
-    emit_layer(operation, "transposed", Layer(), *parts)
+    emit_layer(operation, "transposed", Layer(finite=False), *parts)
 
 
 @legal("CONV_3D_TRANSPOSE")
 def transpose_volume(operation: Operation) -> None:
     """Volumes [batch, depth, height, width, in], filters [depth, height, width, out, in]."""
     site = operation.site
+    _require_finite(site)
     filters, volume, output = site.shape(1), site.shape(2), site.output_shape()
     require(len(filters) == len(volume) == len(output) == 5, "a volume of another rank")
     require(

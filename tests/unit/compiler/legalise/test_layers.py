@@ -207,6 +207,20 @@ def test_volumes(padding: str) -> None:
     check(layer("CONV_3D", inputs, (F32, None), attributes), [volume.array])
 
 
+@pytest.mark.parametrize("activation", ["NONE", "RELU"])
+def test_infinite_sums_become_the_greatest_floats(activation: str) -> None:
+    rng = np.random.default_rng(7)
+    image = Given(values(rng, F32, (1, 3, 3, 2)), fed=True)
+    image.array[0, 1, 1] = np.inf
+    filters = Given(
+        np.abs(values(rng, F32, (3, 1, 1, 2))) * np.float32([[[[1]]], [[[-1]]], [[[2]]]])
+    )
+    attributes = steps("VALID", (1, 1), (1, 1)) | {"fused_activation_function": activation}
+    (found,) = check(layer("CONV_2D", [image, filters], (F32, None), attributes), [image.array])
+    assert np.isfinite(found).all()
+    assert found.max() == np.finfo(np.float32).max
+
+
 def test_filters_that_are_computed() -> None:
     rng = np.random.default_rng(5)
     image = Given(values(rng, F32, (1, 5, 5, 3)), fed=True)

@@ -10,7 +10,7 @@ import pytest
 from penstock.compiler import interpreter
 from penstock.compiler.legalise import legalise
 from penstock.errors import GeneralFailure
-from penstock.ir import DType
+from penstock.ir import DType, Quantization
 from penstock.ir.operation import AttributeValue
 from tests.unit.compiler.legalise.legal_models import Given, check, layer, values
 
@@ -60,6 +60,15 @@ def test_padding_with_a_number_that_a_run_knows(dtype: DType) -> None:
             "PADV2", [Given(array, fed=True), pads, Given(value, fed=True)], (dtype, None), {}
         )
         check(model, [array, value])
+
+
+def test_padding_of_floats_has_no_zero_point() -> None:
+    rng = np.random.default_rng(1)
+    array = values(rng, F32, SHAPE)
+    pads = Given(np.array([[1, 0], [0, 2], [3, 1]], np.int32))
+    output = F32, Quantization((0.5,), (2,))
+    (found,) = check(layer("PAD", [Given(array, fed=True), pads], output, {}), [array])
+    assert not found[0].any()
 
 
 def test_fill_repeats_a_number_that_a_run_knows() -> None:

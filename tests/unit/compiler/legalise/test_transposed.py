@@ -143,6 +143,21 @@ def test_volumes(padding: str) -> None:
     check(layer("CONV_3D_TRANSPOSE", inputs, (F32, None), attributes), [volume.array])
 
 
+def test_a_filter_of_volumes_with_an_infinite_weight_is_refused() -> None:
+    rng = np.random.default_rng(5)
+    attributes: dict[str, Any] = {
+        "padding": "VALID",
+        **{f"stride_{a}": 1 for a in "dhw"},
+        **{f"dilation_{a}_factor": 1 for a in "dhw"},
+    }
+    weights = values(rng, F32, (2, 2, 2, 1, 1))
+    weights[0, 0, 0] = np.inf
+    volume = Given(values(rng, F32, (1, 2, 2, 2, 1)), fed=True)
+    inputs = [Given(np.array([1, 3, 3, 3, 1], np.int32)), Given(weights), volume]
+    with pytest.raises(Refused, match="infinite weights"):
+        judge(make_sites(layer("CONV_3D_TRANSPOSE", inputs, (F32, None), attributes))[0])
+
+
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 def test_every_output_is_in_one_phase(padding: str) -> None:
     for size in range(1, 12):
