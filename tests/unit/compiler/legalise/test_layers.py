@@ -212,9 +212,8 @@ def test_infinite_sums_become_the_greatest_floats(activation: str) -> None:
     rng = np.random.default_rng(7)
     image = Given(values(rng, F32, (1, 3, 3, 2)), fed=True)
     image.array[0, 1, 1] = np.inf
-    filters = Given(
-        np.abs(values(rng, F32, (3, 1, 1, 2))) * np.float32([[[[1]]], [[[-1]]], [[[2]]]])
-    )
+    signs = np.reshape([1, -1, 2], (3, 1, 1, 1))
+    filters = Given((np.abs(values(rng, F32, (3, 1, 1, 2))) * signs).astype(np.float32))
     attributes = steps("VALID", (1, 1), (1, 1)) | {"fused_activation_function": activation}
     (found,) = check(layer("CONV_2D", [image, filters], (F32, None), attributes), [image.array])
     assert np.isfinite(found).all()
