@@ -13,10 +13,11 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,6 +91,7 @@ def measured(only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
             native = NATIVE[path.suffix.removeprefix(".")]
             yield {
                 "id": entry["id"],
+                "load": machine.load(),
                 "cold": started(place, "llvm", str(path), arrays, cache),
                 "warm": started(place, "llvm", str(path), arrays, cache),
                 "native": started(place, native, str(path), arrays),
@@ -143,7 +145,7 @@ def judged(starts: dict[str, Any]) -> list[Row]:
     return made
 
 
-def document(found: Iterable[dict[str, Any]]) -> Iterator[str]:
+def document(found: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The Markdown of the table."""
     yield "# What the device llvm costs beside its runs"
     yield ""
@@ -156,6 +158,9 @@ def document(found: Iterable[dict[str, Any]]) -> Iterator[str]:
     versions = ", ".join(f"{name} {number}" for name, number in machine.installed().items())
     yield f"- versions: {versions}"
     yield f"- code: {machine.code()}"
+    if loads := [starts["load"] for starts in found if starts.get("load") is not None]:
+        middle = statistics.median(loads)
+        yield f"- load of the machine when a network's turn came: median {middle:.1f}"
     yield ""
     yield (
         "| network | start s | code kB | constants MB | driver ms | load ms | peak, compiled MiB "
