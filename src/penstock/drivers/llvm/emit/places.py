@@ -114,6 +114,9 @@ class Places:
             return function.splat(function.load(scalar, address), lanes)
         if offsets is None and step == 1:
             return function.masked_load(vector(lanes, scalar), address, mask, fill)
+        if offsets is None and step == -1 and mask is None and access.fill is None:
+            last = function.at(address, -(lanes - 1) * access.dtype.numpy.itemsize)
+            return function.chosen(function.load(vector(lanes, scalar), last), range(lanes)[::-1])
         return self._gathered(address, step, offsets, mask, fill, lanes, scalar)
 
     def _turned(self, access: Flat, turn: Turn, span: Span) -> Reg:
