@@ -143,3 +143,10 @@ def test_tables_hold_numbers_as_memory_does() -> None:
     assert (made[24], made[32]) == (255, 255)
     assert np.frombuffer(made[40:], np.int64) == -2
     assert Reg("splat (i32 1)", "<4 x i32>") == splatted("1", "i32", 4)
+
+
+def test_functions_of_other_arguments_stay_apart() -> None:
+    """An argument that the code does not read is an argument still: calls have it."""
+    made = [Function(f"k{k}_a", names) for k, names in enumerate((["t0"], ["t0", "t1"]))]
+    assert made[0].body == made[1].body
+    assert [f for f, _ in share(made)] == made

@@ -430,6 +430,11 @@ class Function:
             done += count
 
     @property
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments with their types, in order."""
+        return tuple(self._arguments)
+
+    @property
     def body(self) -> str:
         """The instructions, a line each."""
         end = ["  br label %done", "done:", *self._ending, "  ret void"]

@@ -57,13 +57,13 @@ def share(functions: Sequence[Function]) -> list[tuple[Function, NDArray | None]
     (None: it reads none).
     """
     forms = [form(f.body) for f in functions]
-    alike: dict[tuple[str, str], list[int]] = {}
+    alike: dict[tuple[str, tuple[str, ...], str], list[int]] = {}
     for number, (function, found) in enumerate(zip(functions, forms, strict=True)):
-        # A function is named for what it computes, too.
+        # A function is named for what it computes, too. Not every argument is in its code.
         stem = function.name.partition("_")[2]
-        alike.setdefault((stem, found.text), []).append(number)
+        alike.setdefault((stem, function.arguments, found.text), []).append(number)
     made: list[tuple[Function, NDArray | None]] = [(f, None) for f in functions]
-    for (_, text), members in alike.items():
+    for (_, _, text), members in alike.items():
         columns = [*zip(*(forms[m].numbers for m in members), strict=True)]
         places: dict[tuple[Number, ...], int] = {}
         for column in columns:
