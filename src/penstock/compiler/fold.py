@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from penstock.compiler.aliases import fold_aliases
 from penstock.compiler.interpreter import Run
 from penstock.compiler.program import Access, Kernel, Position, Program
 from penstock.compiler.rewriting import Uses, is_copy, is_whole, moved, rebuilt
@@ -13,9 +14,9 @@ from penstock.interrupts import polled
 
 def fold(program: Program) -> Program:
     """*program* without kernels on constants, without padding that readers can do themselves, and
-    without kernels whose results nobody reads.
+    without aliases and kernels that nobody needs.
     """
-    return fold_unused(simplify(fold_padding(fold_constants(program))))
+    return fold_unused(simplify(fold_padding(fold_constants(fold_aliases(program)))))
 
 
 def fold_constants(program: Program) -> Program:
