@@ -212,13 +212,13 @@ def test_constants_that_come_again_are_loaded_once() -> None:
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("size", [5, 16, 70, 129])
-def test_elements_in_reverse_order_agree_with_the_interpreter(isa: Isa, size: int) -> None:
+def test_elements_backwards_and_two_apart_agree_with_the_interpreter(isa: Isa, size: int) -> None:
     for dtype in (DType.FLOAT32, DType.UINT8):
         scope = Scope(dtype, dtype)
         body = scope.finish(scope.argument(0) + scope.argument(1))
-        back = Access(0, (*along(0), Position(size, ((1, -1),))))
-        reads = Access(0, (*along(0), Position(1, ((1, 1),)))), back
-        tensors = Tensor(dtype, (3, size + 1)), Tensor(dtype, (3, size))
+        back, apart = Position(size, ((1, -1),)), Position(0, ((1, 2),))
+        reads = Access(0, (*along(0), apart)), Access(0, (*along(0), back))
+        tensors = Tensor(dtype, (3, 2 * size)), Tensor(dtype, (3, size))
         kernel = Kernel("turn", (3, size), reads, body, identity(dtype), Access(1, along(0, 1)),
                         sums=dtype)  # fmt: skip
         program = Program(tensors, {}, (kernel,), (0,), (1,), {})

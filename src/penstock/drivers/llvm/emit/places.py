@@ -117,6 +117,13 @@ class Places:
         if offsets is None and step == -1 and mask is None and access.fill is None:
             last = function.at(address, -(lanes - 1) * access.dtype.numpy.itemsize)
             return function.chosen(function.load(vector(lanes, scalar), last), range(lanes)[::-1])
+        if offsets is None and step == 2 and mask is None and access.fill is None:
+            # The last element is the last of the second vector: nothing behind it is read.
+            behind = function.at(address, (lanes - 1) * access.dtype.numpy.itemsize)
+            both = [function.load(vector(lanes, scalar), p) for p in (address, behind)]
+            half = -(-lanes // 2)
+            places = [2 * i if i < half else 2 * i + 1 for i in range(lanes)]
+            return function.mixed(both[0], both[1], places)
         return self._gathered(address, step, offsets, mask, fill, lanes, scalar)
 
     def _turned(self, access: Flat, turn: Turn, span: Span) -> Reg:
