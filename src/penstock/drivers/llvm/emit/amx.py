@@ -123,7 +123,7 @@ class _Code(Code):
 
     def _tile(self, indexes: list[Index], panel: Index, count: int) -> None:
         f, tiles = self.f, self.tiles
-        data = self._pointer("%data", tiles.product.data, lambda p: p.data, indexes)
+        data = self.pointer("%data", tiles.product.data, lambda p: p.data, indexes)
         pieces = math.prod(size for size, _ in self.shape.segments)
         weights = f.at("%w", f.mul(panel, pieces * tiles.taps * tiles.tap_bytes))
         for j in range(tiles.columns):
@@ -180,5 +180,5 @@ class _Code(Code):
                 total = f.load(m.words, place, 64)
                 sums.append(f.value(f"add {total}, {start[j].name}", m.words))
         self.rows, kept = rows, self.rows
-        self._finish(sums, [*indexes[:-1], f.add(indexes[-1], first)], panel, self.count)
+        self.finish(sums, [*indexes[:-1], f.add(indexes[-1], first)], panel, self.count)
         self.rows = kept
