@@ -110,16 +110,20 @@ def reference(model: Model, inputs: Sequence[NDArray]) -> list[NDArray]:
         return [np.array(results[k]) for k in range(len(model.outputs))]
 
 
-def bound_of(model: Model) -> float:
-    """The bound of floats for *model*."""
+def is_hybrid(model: Model) -> bool:
+    """Whether a layer multiplies floats by integers."""
     operands = model.operands
-    hybrid = any(
+    return any(
         len(o.inputs) > 1
         and operands[o.inputs[0]].dtype is DType.FLOAT32
         and any(operands[i].dtype in {DType.INT8, DType.INT4, DType.UINT8} for i in o.inputs[1:])
         for o in model.operations
     )
-    return HYBRID_SHARE if hybrid else FLOAT_BOUND
+
+
+def bound_of(model: Model) -> float:
+    """The bound of floats for *model*."""
+    return HYBRID_SHARE if is_hybrid(model) else FLOAT_BOUND
 
 
 def differences(

@@ -217,7 +217,10 @@ def rescale(value: Value, real: float, *, saturating: bool = False) -> Value:
     mantissa, shift = quantize_multiplier(real)
     scope = value.scope
     if saturating and shift > 0:
-        wide = value.cast(DType.INT64).apply("shift_left", shift).clamp(-(2**31), 2**31 - 1)
+        # 31 bits saturate any number but 0.
+        wide = (
+            value.cast(DType.INT64).apply("shift_left", min(shift, 31)).clamp(-(2**31), 2**31 - 1)
+        )
         value, shift = wide.cast(DType.INT32), 0
     constants = [scope.constant(v, DType.INT32) for v in (mantissa, shift)]
     return scope.add("rescale", value, *constants, dtype=DType.INT32)

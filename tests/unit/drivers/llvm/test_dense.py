@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import find, given, settings, strategies as st
 
 from penstock.compiler import interpreter
 from penstock.compiler.columns import by_columns
@@ -47,9 +47,21 @@ def test_few_weights_that_are_too_large_are_multiplied_apart(isa: Isa, program: 
     if Instructions(isa).weight_type == np.int16:
         assert layer.apart is None
         assert layer.scale.surplus == 0
-    elif layer.stored.shape[0] >= 12 and layer.shape.length >= 12:
-        assert layer.apart is not None
+    elif layer.scale.surplus:
+        assert layer.apart is None
     check(program, isa, "dense")
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+def test_some_layer_multiplies_weights_apart(isa: Isa) -> None:
+    if Instructions(isa).weight_type == np.int16:
+        pytest.skip("weights of 16 bits are never too large")
+
+    def is_apart(program: Program) -> bool:
+        layer = template_of(program, program.kernels[0], isa)
+        return isinstance(layer, Matrix) and layer.apart is not None
+
+    assert is_apart(find(layers(depthwise=False, is_float=False, rare=True), is_apart))
 
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
