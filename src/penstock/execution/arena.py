@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -14,9 +14,6 @@ from penstock.hal import HostMemory, PaddedBytes, Request, RequestArgument
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import is_static, static_shape
 from penstock.memory.layout import MIN_ALIGNMENT, ArenaLayout
-
-if TYPE_CHECKING:
-    from penstock.execution.direct import Calls
 
 MOST_BESIDE: Final = 1 << 16
 """Bytes up to which an array shares its memory block; a larger array has its own block."""
@@ -236,10 +233,9 @@ class StateBuffers(Places):
 
     *after* holds the value of every variable after a successful run. *written* are the variables
     that the run changes. *known* is set once a run has written a value to the written buffers.
-    *calls* is what `penstock.execution.direct` keeps for runs on these buffers.
     """
 
-    __slots__ = ("after", "calls", "known", "written")
+    __slots__ = ("after", "known", "written")
 
     def __init__(
         self,
@@ -251,7 +247,6 @@ class StateBuffers(Places):
         super().__init__(read | written, *_arguments(read, written))
         self.after, self.written = after, variables
         self.known = False
-        self.calls: Calls | None = None
 
 
 class DoubleBuffer:

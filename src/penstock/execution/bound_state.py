@@ -85,7 +85,7 @@ def bind_state(executable: Executable, bindings: Mapping[str, str]) -> BoundStat
             raise StateError("bind_state comes before bursts; close those that there are")
         feedback = Feedback(executable.base, executable.exchange.interface, bindings)
         if feedback.names:
-            executable.feedback, executable.direct = feedback, None
+            executable.feedback = feedback
             executable.is_dynamic, executable.awaited = False, None
             if executable.state is None:
                 executable.state = initial_state(executable.base.model)

@@ -145,21 +145,15 @@ class CompiledModel(Closing):
         undefined.
         """
         executable = self._executable
-        limited = (
+        run = Run(executable.plain, perf_counter_ns())
+        if (
             timeout is not None
             or cancel is not None
             or priority is not None
             or loop_timeout is not None
             or measure is not False
             or extension_attributes
-        )
-        direct = executable.direct
-        if direct is not None and out is None and state is None and not (limited or dequantize):
-            outputs = direct(inputs)
-            if outputs is not None:
-                return outputs
-        run = Run(executable.plain, perf_counter_ns())
-        if limited:
+        ):
             run.config = executable.config_of(
                 timeout, cancel, measure, priority, loop_timeout, extension_attributes
             )

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from penstock.arguments import check_kind
 from penstock.errors import Cancelled, ClosedError, InputError, StateError, counted
-from penstock.execution.direct import direct_of
 from penstock.execution.inputs import Exchange
 from penstock.execution.interface import Interface, Outputs, ready_inputs
 from penstock.execution.run import Run, execution_config
@@ -154,8 +153,6 @@ class Executable:
         self.exchange = Exchange(interface, len(self.base.model.outputs))
         self.ready = ready_inputs(interface.inputs) if self.exchange.is_in_order else None
         """The fast path for inputs; None if it does not apply."""
-        self.direct = direct_of(self)
-        """The fast path of runs without options; None if there is none."""
 
     def run(
         self,
@@ -279,7 +276,7 @@ class Executable:
     def welcome(self) -> None:
         """Recompiles for each run's shapes once an unavailable device is available again."""
         if self.awaited is not None and self.awaited.any_is_back():
-            self.is_dynamic, self.awaited, self.direct = True, None, None
+            self.is_dynamic, self.awaited = True, None
 
     def state_for(self, state: State | None) -> State | None:
         """The `State` for a run: *state*, or the default one. Raises `InputError`, `StateError`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, TypeAlias, overload
+from typing import Any, Final, overload
 
 import numpy as np
 from msgspec import Struct
@@ -74,9 +74,7 @@ class Ready(Struct, frozen=True):
         """The caller's arrays in order; None if they need the slow path."""
         kinds = self.kinds
         values: list[NDArray] = []
-        if type(given) is list or type(given) is tuple:
-            values = [*given]
-        elif type(given) is dict:
+        if type(given) is dict:
             if len(given) != len(kinds):
                 return None
             # A plain loop: for few inputs it is faster than a comprehension or `map`.
@@ -84,6 +82,8 @@ class Ready(Struct, frozen=True):
                 if name not in given:
                     return None
                 values.append(given[name])
+        elif type(given) is list or type(given) is tuple:
+            values = [*given]
         else:
             return None
         if len(values) != len(kinds):
@@ -112,9 +112,6 @@ def ready_inputs(
     return Ready(names if len(set(names)) == len(names) else (), kinds, full)
 
 
-Measured: TypeAlias = "tuple[Callable[[int, int], Receipt], int, int]"
-"""What makes a receipt, and the times that it takes: one tuple is made faster than a function."""
-
 FIRST_VALUES: Final = 4
 SHOWN: Final = 40
 """Most values of an output, and bytes of a string, that a notebook shows."""
@@ -132,7 +129,7 @@ class Outputs(Sequence[NDArray]):
         self,
         arrays: Sequence[NDArray],
         names: Sequence[str],
-        receipt: Receipt | Callable[[], Receipt] | Measured,
+        receipt: Receipt | Callable[[], Receipt],
     ) -> None:
         self._arrays = arrays
         self._names = names
@@ -199,10 +196,7 @@ class Outputs(Sequence[NDArray]):
     def receipt(self) -> Receipt:
         """The receipt of this run."""
         receipt = self._receipt
-        if isinstance(receipt, tuple):
-            make, *times = receipt
-            receipt = self._receipt = make(*times)
-        elif not isinstance(receipt, Receipt):
+        if not isinstance(receipt, Receipt):
             receipt = self._receipt = receipt()
         return receipt
 

@@ -63,10 +63,9 @@ class Step(QueueUser):
         self.outputs = tuple(i for i, _ in ports.outputs)
         """The operands that it computes, in the step's order."""
         self._touched = frozenset(i for i, _ in every)
-        self.kinds = tuple(
+        self._kinds = tuple(
             (i, static_shape(o.shape) or (), o.dtype.numpy) for i, o in ports.outputs
         )
-        """The operand, shape and type of each output; () for an unknown shape."""
         self._operands = tuple(o for _, o in ports.outputs)
         self._enclosed = all(i in plan.temporaries.offsets for i in self._touched)
         states = {port.input for port in plan.model.entry.states}
@@ -143,7 +142,7 @@ class Step(QueueUser):
         """As `execute`, by *compute* from *inputs* in the step's order; returns the outputs."""
         began = perf_counter_ns()
         outputs: list[NDArray] = []
-        for _, shape, dtype in self.kinds:
+        for _, shape, dtype in self._kinds:
             try:
                 outputs.append(empty(shape, dtype))
             except (MemoryError, ValueError):
@@ -153,26 +152,20 @@ class Step(QueueUser):
         except FOREIGN as error:
             if isinstance(error, MissedDeadline | Cancelled):
                 raise
-            return self.recovered(run, inputs, error, began)
+            if not isinstance(error, DriverError):
+                error = breach_of(self.prepared.device, error)
+            run.values = dict(zip(self.inputs, inputs, strict=True))
+            self.recover(run, error, began)
+            return [run.values[i] for i in self.outputs]
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), DONE))
         return outputs
-
-    def recovered(
-        self, run: Run, inputs: Sequence[NDArray], error: BaseException, began: int
-    ) -> list[NDArray]:
-        """The outputs of a fallback device, for *inputs* on which `compute` failed with *error*."""
-        if not isinstance(error, DriverError):
-            error = breach_of(self.prepared.device, error)
-        run.values = dict(zip(self.inputs, inputs, strict=True))
-        self.recover(run, error, began)
-        return [run.values[i] for i in self.outputs]
 
     def execute_values(self, run: Run, values: dict[int, NDArray], compute: Compute) -> bool:
         """As `execute`, by *compute* on *values*, which have every input; adds the outputs. Whether
         the driver succeeded.
         """
         began = perf_counter_ns()
-        for i, shape, dtype in self.kinds:
+        for i, shape, dtype in self._kinds:
             if i not in values:
                 values[i] = empty(shape, dtype)
         try:
@@ -200,7 +193,7 @@ class Step(QueueUser):
             array.setflags(False)  # type: ignore[call-arg]  # as in `lent`
             given.append(HostMemory(array))
         wanted: list[RequestArgument] = []
-        for i, shape, dtype in self.kinds:
+        for i, shape, dtype in self._kinds:
             if i in writable:
                 wanted.append(writable[i])
                 continue

@@ -83,11 +83,11 @@ class Variant:
         """Whether each output is a distinct value that a step computes."""
         self._sized = all(is_static(entry.operands[i].shape) for i in self.outputs)
         self.states = entry.states
-        self.buffered = () if lends else buffered_variables(self.model)
+        self._turning = () if lends else buffered_variables(self.model)
         read = {i for o in entry.operations for i in o.inputs} | set(entry.ordinary_outputs)
         ports = [p.variable for p in entry.states if p.input in read]
         # The variables without an initial value that a run reads.
-        self.needed = [v for v in ports if not self.model.variables[v].assigned]
+        self._needed = [v for v in ports if not self.model.variables[v].assigned]
         self.arena_size, self.alignment = plan.temporaries.nbytes, plan.temporaries.alignment
         # An array in a pool is not copied for isolated devices, nor for devices that accept only
         # pools.
@@ -98,7 +98,7 @@ class Variant:
         self._arenas: list[Arena] = []
         self._plain: ExecutionConfig | None = None
         """The last configuration that `is_plain` accepted."""
-        self.lone = self._lone_step()
+        self._lone = self._lone_step()
         """The only step, if its driver may have a shorter way to run it; else None."""
         self._lock = threading.Lock()
         self._whole: Recovery | None = None
@@ -127,7 +127,7 @@ class Variant:
         arrays. *state* is required if the model has state. It is locked during the run, and changes
         only if the run succeeds.
         """
-        lone, compute = self.lone, None
+        lone, compute = self._lone, None
         if lone is not None and out is None and run.bound is None and self.is_plain(run.config):
             compute = lone.compute
             if compute is not None and not self.states:
@@ -143,9 +143,9 @@ class Variant:
             state = None
         try:
             if state is not None:
-                if self.needed:
+                if self._needed:
                     self.check_assigned(state)
-                turn = state.turn(self.buffered, run.copies)
+                turn = state.turn(self._turning, run.copies)
                 if turn is not None and lone is not None and compute is not None:
                     values = {**turn.values, **dict(zip(self.inputs, inputs, strict=True))}
                     # After a failure the run begins again as any other, which may fall back.
@@ -206,15 +206,6 @@ class Variant:
             return True
         return False
 
-    def recovered(
-        self, run: Run, step: Step, inputs: Sequence[NDArray], error: BaseException
-    ) -> list[NDArray]:
-        """The outputs of a run whose only *step* failed with *error*: of a fallback device."""
-        try:
-            return step.recovered(run, inputs, error, run.began_ns)
-        except DriverError as failure:
-            return self._repeated(run, inputs, failure)
-
     def _repeated(self, run: Run, inputs: Sequence[NDArray], error: DriverError) -> list[NDArray]:
         run.values = self.values(run, inputs, None)
         self.repeat_whole(run, error)
@@ -227,7 +218,7 @@ class Variant:
         step = self.steps[0]
         if not (isinstance(step, Step) and step.is_direct and self.delivers_its_own):
             return None
-        state = {p.input for p in self.buffered} | {p.output for p in self.buffered}
+        state = {p.input for p in self._turning} | {p.output for p in self._turning}
         known = set(step.inputs) <= state.union(self.inputs)
         whole = known and state.union(self.outputs).issuperset(step.outputs)
         is_plain = step.inputs == self.inputs and step.outputs == self.outputs
@@ -312,7 +303,7 @@ class Variant:
                     self.replaced.append(step)
                     self.steps[at] = self.step_of(pending.result)
             self.is_pending = waiting
-            self.lone = self._lone_step()
+            self._lone = self._lone_step()
 
     def close(self) -> None:
         """Closes the prepared models. A second call does nothing."""
@@ -432,7 +423,7 @@ class Variant:
 
     def check_assigned(self, state: State) -> None:
         """Raises `StateError` if a run would read a variable without a value."""
-        for variable in self.needed:
+        for variable in self._needed:
             if not state.is_assigned(variable):
                 name = repr(self.model.variables[variable].name)
                 raise StateError(f"variable {name} is read before any value was assigned to it")
