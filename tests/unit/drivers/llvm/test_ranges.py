@@ -57,7 +57,7 @@ def test_conversions_of_any_float_are_those_of_the_interpreter(isa: Isa, name: s
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_float_is_whole_where_its_expression_says_so(name: str) -> None:
+def test_whole_numbers_are_found_by_their_expression(name: str) -> None:
     scope = Scope(F32)
     body = scope.finish(CASES[name][0](scope.argument(0)))
     assert is_whole(body, body.result, I8) == CASES[name][1]
