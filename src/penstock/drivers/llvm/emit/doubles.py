@@ -209,11 +209,40 @@ SIN: Final = tuple((-1) ** (k // 2) / math.factorial(k) for k in range(17, 2, -2
 COS: Final = tuple((-1) ** (k // 2) / math.factorial(k) for k in range(16, 3, -2))
 
 
-def _circular(w: Scalars, x: Reg, quarter: int) -> Reg:
-    """sin(x + quarter * pi / 2), reduced to |r| <= pi / 4; right for |x| below 2**50."""
+PIECES: Final = (
+    0xA2F983, 0x6E4E44, 0x1529FC, 0x2757D1, 0xF534DD, 0xC0DB62, 0x95993C, 0x439041,
+)  # fmt: skip
+"""2 / pi in pieces of 24 bits, the first just below the point."""
+
+NEAR: Final = 2.0**50
+"""Below it, a number is reduced by two pieces of pi / 2."""
+
+
+def _reduced(w: Scalars, x: Reg) -> tuple[Reg, Reg]:
+    """A whole number n, modulo 4, and r, so that x = n * pi / 2 + r, and |r| <= pi / 4.
+
+    Greater numbers are reduced as by M. Payne and R. Hanek ("Radian reduction for trigonometric
+    functions", 1983): the products of a float32 and a piece are exact, and each is taken modulo 4.
+    """
     n = w.intrinsic("roundeven", w.op("fmul", F64, x, w.constant(TWO_OVER_PI, F64)))
     r = fma(w, n, w.constant(-HALF_PI[0], F64), x)
     r = bounded(w, fma(w, n, w.constant(-HALF_PI[1], F64), r), -1.0, 1.0)
+    turns: Reg | None = None
+    for number, piece in enumerate(PIECES):
+        part = w.op("fmul", F64, x, w.constant(math.ldexp(piece, -24 * (number + 1)), F64))
+        whole = w.intrinsic("roundeven", w.op("fmul", F64, part, w.constant(0.25, F64)))
+        part = fma(w, whole, w.constant(-4.0, F64), part)
+        turns = part if turns is None else w.op("fadd", F64, turns, part)
+    far = turns or x
+    nearest = w.intrinsic("roundeven", far)
+    rest = w.op("fmul", F64, w.op("fsub", F64, far, nearest), w.constant(HALF_PI[0], F64))
+    is_near = w.op("fcmp olt", BOOL, w.intrinsic("fabs", x), w.constant(NEAR, F64))
+    return w.choose(is_near, n, nearest), w.choose(is_near, r, rest)
+
+
+def _circular(w: Scalars, x: Reg, quarter: int) -> Reg:
+    """The sine of x + quarter * pi / 2, of a float32 *x* as float64."""
+    n, r = _reduced(w, x)
     square = w.op("fmul", F64, r, r)
     s = fma(w, w.op("fmul", F64, polynomial(w, square, SIN), square), r, r)
     c = fma(w, square, w.constant(-0.5, F64), w.constant(1.0, F64))
