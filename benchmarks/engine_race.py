@@ -32,6 +32,7 @@ from benchmarks.competitors import (
 )
 from benchmarks.exact_race import DEVICES, EXACT, LEAST_ROUNDS as EXACT_ROUNDS, layers_of
 from benchmarks.gates import Alone, Verdict, alone_by, judge_operations, judge_outputs
+from benchmarks.measuring import other_shapes
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
@@ -276,15 +277,10 @@ def ours(
     import penstock
 
     model = penstock.load(path)
-    shapes = {
-        operand.name: array.shape
-        for operand, array in zip(model.inputs, inputs, strict=True)
-        if operand.shape != array.shape
-    }
     return penstock.compile(
         model,
         devices=devices.split(",") if devices else None,
-        shapes=shapes or None,
+        shapes=other_shapes(model, inputs) or None,
         # Given on the command line.
         policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]
         num_threads=threads,

@@ -99,7 +99,7 @@ def measured(only: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
 
 
 def started(state: str, *arguments: str) -> dict[str, Any] | None:
-    """What a start told; None if the process failed. Keys and registries are in *state*."""
+    """The figures of one start; None if its process failed. Keys and registries are in *state*."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     own = {"PENSTOCK_STATE_DIR": state, "PENSTOCK_KEY_STORE": "file"}
     done = subprocess.run(
@@ -109,8 +109,8 @@ def started(state: str, *arguments: str) -> dict[str, Any] | None:
     )  # fmt: skip
     if done.returncode:
         return None
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def judged(starts: dict[str, Any]) -> list[Row]:

@@ -16,6 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks.measuring import other_shapes
+
 if TYPE_CHECKING:
     from penstock import CompiledModel
 
@@ -31,16 +33,16 @@ def main(subject: str, model: str, inputs: str, cache: str = "") -> None:
 
     with np.load(inputs) as file:
         given = [file[name] for name in sorted(file.files, key=int)]
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     if subject == "llvm":
-        told = ours(Path(model), given, cache)
+        found = ours(Path(model), given, cache)
     else:
         from benchmarks.competitors import copying_litert, onnxruntime
 
         make = copying_litert if subject == "litert" else onnxruntime
         make(Path(model), 1, given)(given)
-        told["peak_mib"] = peak_mib()
-    print(json.dumps(told))
+        found["peak_mib"] = peak_mib()
+    print(json.dumps(found))
 
 
 def ours(path: Path, inputs: Sequence[Any], cache: str) -> dict[str, Any]:
@@ -52,17 +54,13 @@ def ours(path: Path, inputs: Sequence[Any], cache: str) -> dict[str, Any]:
     import penstock
 
     model = penstock.load(path)
-    shapes = {
-        operand.name: array.shape
-        for operand, array in zip(model.inputs, inputs, strict=True)
-        if operand.shape != array.shape
-    }
     watch = Watch()
 
     def start() -> CompiledModel:
         return penstock.compile(
-            model, devices=["llvm", "reference"], shapes=shapes or None, cache=cache or False,
-            policy=penstock.Policy(accuracy="exact"), num_threads=1, isolate=False,
+            model, devices=["llvm", "reference"], shapes=other_shapes(model, inputs) or None,
+            cache=cache or False, policy=penstock.Policy(accuracy="exact"), num_threads=1,
+            isolate=False,
         )  # fmt: skip
 
     compiled = start()

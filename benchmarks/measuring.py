@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.ir import Model
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -75,3 +78,12 @@ def corpus_model(name: str) -> Path | None:
     corpus = Path(os.environ.get("PENSTOCK_CORPUS") or ROOT.parent / "shared").expanduser()
     path = corpus / "models" / "networks" / f"{name}.tflite"
     return path if path.is_file() else None
+
+
+def other_shapes(model: Model, inputs: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of *inputs* that are not those of the model, by name."""
+    return {
+        operand.name: array.shape
+        for operand, array in zip(model.inputs, inputs, strict=True)
+        if operand.shape != array.shape
+    }

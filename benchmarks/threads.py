@@ -13,7 +13,7 @@ import penstock
 from benchmarks.engine_race import draw, recorded
 from benchmarks.engines import networks
 from benchmarks.isolation import every_processor
-from benchmarks.measuring import Row, interleaved, medians, seconds
+from benchmarks.measuring import Row, interleaved, medians, other_shapes, seconds
 
 NAME: Final = "threads"
 THREADS: Final = 2
@@ -56,12 +56,7 @@ def _network(entry: dict[str, Any], cache: str, *, quick: bool) -> Iterator[Row]
 def compiled(path: Path, inputs: list[Any], threads: int, cache: str) -> penstock.CompiledModel:
     """The network on the device llvm, with so many threads."""
     model = penstock.load(path)
-    shapes = {
-        operand.name: array.shape
-        for operand, array in zip(model.inputs, inputs, strict=True)
-        if operand.shape != array.shape
-    }
     return penstock.compile(
-        model, devices=list(DEVICES), shapes=shapes or None, cache=cache, policy=EXACT,
-        num_threads=threads, isolate=False,
+        model, devices=list(DEVICES), shapes=other_shapes(model, inputs) or None,
+        cache=cache, policy=EXACT, num_threads=threads, isolate=False,
     )  # fmt: skip

@@ -12,12 +12,12 @@ from tests.support_llvm import needs_llvm
 
 
 def starts(name: str = "network", **changed: Any) -> dict[str, Any]:
-    """The starts of a network within every limit; *changed* replaces what they told."""
-    told = {
+    """The starts of a network within every limit; *changed* replaces some figures."""
+    figures = {
         "start_ms": 900.0, "driver_ms": 9.0, "peak_mib": 50.0, "whole": True, "compiles": 0,
         "llvm": False, "code": 300_000, "constants": 4_000_000, "load_ms": 4.0,
     } | changed  # fmt: skip
-    return {"id": name, "cold": told, "warm": told, "native": {"peak_mib": 40.0}}
+    return {"id": name, "cold": figures, "warm": figures, "native": {"peak_mib": 40.0}}
 
 
 def failed(found: dict[str, Any]) -> list[str]:

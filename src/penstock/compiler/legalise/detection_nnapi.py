@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from penstock.compiler.expression import Value, identity
 from penstock.compiler.legalise.boxes import overlap_of_ordered
@@ -15,6 +14,7 @@ from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.detections import Detection, Detector, detect, require_sizes
 from penstock.compiler.legalise.routines import F32, I32
 from penstock.compiler.legalise.suppression import take
+from penstock.driverkit.detections import DetectionAttributes
 from penstock.driverkit.site import Refused, require
 from penstock.ir import DType
 
@@ -22,24 +22,8 @@ F64: Final = DType.FLOAT64
 MOST_IMAGES: Final = 16
 
 
-class Options(Struct, frozen=True):
+class Options(DetectionAttributes, frozen=True):
     """The attributes of the operation."""
-
-    scale_y: float
-    scale_x: float
-    scale_h: float
-    scale_w: float
-    use_regular_nms: bool
-    max_detections: int
-    max_classes_per_detection: int
-    detections_per_class: int
-    score_threshold: float
-    iou_threshold: float
-    background_in_labels: bool
-
-    @property
-    def scales(self) -> tuple[float, ...]:
-        return self.scale_y, self.scale_x, self.scale_h, self.scale_w
 
     def detector(self, classes: int) -> Detector:
         """The detector for scores of so many *classes*, the first of which is the background."""

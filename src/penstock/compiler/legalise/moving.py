@@ -25,7 +25,7 @@ from penstock.driverkit.moving import (
     split_of,
 )
 from penstock.driverkit.site import require
-from penstock.ir import DType
+from penstock.ir import DType, Operand
 
 WITH_ZERO_POINT = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 """Types whose padding is the stored value of 0."""
@@ -222,6 +222,16 @@ def blocks(operation: Operation) -> None:
     copy(operation, Access(source, along(*order)), written)
 
 
+def stored_zero(operand: Operand) -> int:
+    """What *operand* is padded with: the stored value of 0. Types without a zero point have 0, and
+    so have scales for each channel, as in the reference.
+    """
+    quantization = operand.quantization
+    if operand.dtype not in WITH_ZERO_POINT or quantization is None or quantization.per_channel:
+        return 0
+    return quantization.zero_point
+
+
 @legal("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
 def batches(operation: Operation) -> None:
     """Blocks of pixels become batches, with padding; or batches blocks of pixels, cropped."""
@@ -238,11 +248,7 @@ def batches(operation: Operation) -> None:
     source, target = operation.tensor(), operation.target()
     grid = small[1 : 1 + count]
     split_up = (*sizes, batch, *grid, *rest)
-    quantization = site.output().quantization
-    # Other types are padded with 0, and so are scales for each channel, as in the reference.
-    zero = 0
-    if quantization and not quantization.per_channel and site.output().dtype in WITH_ZERO_POINT:
-        zero = quantization.zero_point
+    zero = stored_zero(site.output())
     if inward:
         written = operation.build.tensor(site.output().dtype, split_up)
         operation.build.aliases[target] = written

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.compiler.expression import Scope
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.elementwise import MOVED
-from penstock.compiler.legalise.moving import WITH_ZERO_POINT, check_moved, copy, through
+from penstock.compiler.legalise.moving import check_moved, copy, stored_zero, through
 from penstock.compiler.program import Access, Position, along
 from penstock.driverkit.moving import bounds_of, pads_of
 from penstock.driverkit.site import require
@@ -99,11 +99,8 @@ def pad(operation: Operation) -> None:
 def _zero_of(operation: Operation) -> int:
     """The stored value of 0. int8 and int16 results are quantised only if the input is."""
     site = operation.site
-    dtype, quantization = site.output().dtype, site.output().quantization
-    if dtype not in WITH_ZERO_POINT or quantization is None or quantization.per_channel:
-        return 0
-    is_unsigned = dtype is DType.UINT8
-    return quantization.zero_point if is_unsigned or site.input().quantization is not None else 0
+    is_signed = site.output().dtype in {DType.INT8, DType.INT16}
+    return 0 if is_signed and site.input().quantization is None else stored_zero(site.output())
 
 
 def _pad_with_computed(operation: Operation) -> None:

@@ -215,17 +215,23 @@ class Function:
         made = list(body(index, list(names)))
         following = self.value(f"add nuw nsw i64 {index}, {step}", "i64").name
         again = self.value(f"icmp slt i64 {following}, {end}", "i1").name
-        phis = [f"  {index} = phi i64 [{begin}, %{before}], [{following}, %{self._block}]"]
-        phis += [
-            f"  {name.name} = phi {name.type} [{first.name}, %{before}],"
-            f" [{last.name}, %{self._block}]"
-            for name, first, last in zip(names, carried, made, strict=True)
-        ]
-        self._lines[place] = "\n".join(phis)
+        turn = Reg(index, "i64"), Reg(str(begin), "i64"), Reg(following, "i64")
+        phis = [turn, *zip(names, carried, made, strict=True)]
+        self._lines[place] = self._entered(before, phis)
         self.line(f"br i1 {again}, label %L{number}, label %X{number}, !llvm.loop !0")
         self._lines.append(f"X{number}:")
         self._block = f"X{number}"
         return made
+
+    def _entered(self, before: str, phis: Sequence[tuple[Reg, Reg, Reg]]) -> str:
+        """The head of a loop that is entered from the block *before* and from the present one: of
+        each value its register, and what it is from either.
+        """
+        return "\n".join(
+            f"  {name.name} = phi {name.type} [{first.name}, %{before}],"
+            f" [{last.name}, %{self._block}]"
+            for name, first, last in phis
+        )
 
     def turns(
         self, begin: Index, end: Index, body: Callable[[Index, list[Reg]], Sequence[Reg]],
@@ -246,13 +252,9 @@ class Function:
         self._block = f"M{number}"
         made = list(body(index, list(names)))
         following = self.value(f"add nuw nsw i64 {index}, 1", "i64").name
-        phis = [f"  {index} = phi i64 [{begin}, %{before}], [{following}, %{self._block}]"]
-        phis += [
-            f"  {name.name} = phi {name.type} [{first.name}, %{before}],"
-            f" [{last.name}, %{self._block}]"
-            for name, first, last in zip(names, carried, made, strict=True)
-        ]
-        self._lines[place] = "\n".join(phis)
+        turn = Reg(index, "i64"), Reg(str(begin), "i64"), Reg(following, "i64")
+        phis = [turn, *zip(names, carried, made, strict=True)]
+        self._lines[place] = self._entered(before, phis)
         self.line(f"br label %L{number}")
         self._lines.append(f"X{number}:")
         self._block = f"X{number}"

@@ -9,6 +9,7 @@ every instruction set can do on vectors.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -227,13 +228,12 @@ def _reduced(w: Scalars, x: Reg) -> tuple[Reg, Reg]:
     n = w.intrinsic("roundeven", w.op("fmul", F64, x, w.constant(TWO_OVER_PI, F64)))
     r = fma(w, n, w.constant(-HALF_PI[0], F64), x)
     r = bounded(w, fma(w, n, w.constant(-HALF_PI[1], F64), r), -1.0, 1.0)
-    turns: Reg | None = None
+    parts: list[Reg] = []
     for number, piece in enumerate(PIECES):
         part = w.op("fmul", F64, x, w.constant(math.ldexp(piece, -24 * (number + 1)), F64))
         whole = w.intrinsic("roundeven", w.op("fmul", F64, part, w.constant(0.25, F64)))
-        part = fma(w, whole, w.constant(-4.0, F64), part)
-        turns = part if turns is None else w.op("fadd", F64, turns, part)
-    far = turns or x
+        parts.append(fma(w, whole, w.constant(-4.0, F64), part))
+    far = functools.reduce(lambda one, other: w.op("fadd", F64, one, other), parts)
     nearest = w.intrinsic("roundeven", far)
     rest = w.op("fmul", F64, w.op("fsub", F64, far, nearest), w.constant(HALF_PI[0], F64))
     is_near = w.op("fcmp olt", BOOL, w.intrinsic("fabs", x), w.constant(NEAR, F64))

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from penstock.driverkit.detections import DetectionAttributes
 from penstock.drivers.reference.detection.boxes import best_first, check_boxes, overlaps, suppress
 from penstock.drivers.reference.kernel import (
     Inputs,
@@ -195,24 +196,8 @@ def detection_postprocessing(site: Site) -> Kernel:
     return run
 
 
-class Detector(Struct, frozen=True):
+class Detector(DetectionAttributes, frozen=True):
     """The parameters of the operation."""
-
-    scale_y: float
-    scale_x: float
-    scale_h: float
-    scale_w: float
-    use_regular_nms: bool
-    max_detections: int
-    max_classes_per_detection: int
-    detections_per_class: int
-    score_threshold: float
-    iou_threshold: float
-    background_in_labels: bool
-
-    @property
-    def scales(self) -> tuple[float, ...]:
-        return self.scale_y, self.scale_x, self.scale_h, self.scale_w
 
     @property
     def limits(self) -> tuple[int, int]:
