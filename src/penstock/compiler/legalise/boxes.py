@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from penstock.compiler.expression import Value
-from penstock.compiler.legalise.routines import BOOL, F32, I32, RoutineWriter, Variable
+from penstock.compiler.legalise.routines import F32, I32, RoutineWriter, Variable
 
 Corners = Sequence[Variable]
 """Two opposite corners of a box: y, x, y, x."""
@@ -154,15 +154,3 @@ class Queue:
         w = self.writer
         for base in self._bases:
             w.keep(base, target, w.recall(base, source))
-
-
-__all__ = [
-    "BOOL",
-    "WORDS",
-    "Candidate",
-    "Corners",
-    "Overlap",
-    "Queue",
-    "overlap_of_any",
-    "overlap_of_ordered",
-]  # fmt: skip

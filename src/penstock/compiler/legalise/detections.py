@@ -135,8 +135,6 @@ class _Writing:
         w.emit("detections", turns)
         return Found(w.memory, 0, self._classes, self._scores, self._total)
 
-    # Scores and boxes.
-
     def _score(self, box: Variable, label: Variable) -> Variable:
         """The score of a class, by its number among those that are detected."""
         w, d = self.w, self.d
@@ -187,8 +185,6 @@ class _Writing:
         for k, corner in enumerate(corners):
             self.w.keep(base + k, first, corner)
 
-    # Suppression.
-
     def _push(self, box: Variable, score: Variable) -> None:
         w = self.w
         if self.d.inclusive:
@@ -234,8 +230,6 @@ class _Writing:
         self._keep_corners(0, place, corners)
         w.keep(self._classes, place, label)
         w.keep(self._scores, place, score)
-
-    # The two ways to choose.
 
     def _each_box(self) -> Variable:
         """Chooses boxes by their best score. Returns how many detections that are."""

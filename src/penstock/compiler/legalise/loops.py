@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.compiler.legalise.builder import Operation, legal
-from penstock.compiler.legalise.subgraphs import alike, inferred, return_, written
+from penstock.compiler.legalise.subgraphs import inferred, return_, written
 from penstock.driverkit.site import require
 from penstock.interrupts import polled
 from penstock.ir import Model, NDArray, Operand, Subgraph
@@ -69,10 +69,7 @@ def _is_small(operand: Operand) -> bool:
 
 def _graph(model: Model, index: int, state: State) -> tuple[Model, Subgraph]:
     """Subgraph *index* for the shapes of *state*, and the model with it."""
-    graph = inferred(model, index, [o.shape for o in state.operands])
-    require(len(state.operands) == len(graph.inputs), "a subgraph of other inputs")
-    for argument, wanted in zip(state.operands, graph.inputs, strict=True):
-        require(alike(argument, graph.operands[wanted]), "a subgraph of other inputs")
+    graph = inferred(model, index, state.operands)
     subgraphs = (*model.subgraphs[:index], graph, *model.subgraphs[index + 1 :])
     return replace(model, subgraphs=subgraphs), graph
 

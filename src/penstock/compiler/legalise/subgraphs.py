@@ -15,7 +15,6 @@ from penstock.errors import ModelError
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operand, Subgraph
 from penstock.ir.infer import infer_subgraph
-from penstock.ir.types import Shape
 
 MOST_NESTED: Final = 8
 
@@ -24,20 +23,23 @@ def inlined(operation: Operation, index: int, first: int) -> list[int]:
     """The tensors of the outputs of subgraph *index*, of the inputs from *first* on."""
     site = operation.site
     given = [site.input(position) for position in range(first, len(site.inputs))]
-    graph = inferred(site.model, index, [o.shape for o in given])
+    graph = inferred(site.model, index, given)
     arguments = [operation.tensor(position) for position in range(first, len(site.inputs))]
-    require(len(arguments) == len(graph.inputs), "a subgraph of other inputs")
-    for argument, wanted in zip(given, graph.inputs, strict=True):
-        require(alike(argument, graph.operands[wanted]), "a subgraph of other inputs")
     return written(operation, index, graph, dict(zip(graph.inputs, arguments, strict=True)))
 
 
-def inferred(model: Model, index: int, shapes: Sequence[Shape]) -> Subgraph:
-    """Subgraph *index* for inputs of *shapes*."""
+def inferred(model: Model, index: int, given: Sequence[Operand]) -> Subgraph:
+    """Subgraph *index* for inputs of the shapes of the operands *given*. Raises `Refused` if its
+    inputs are others.
+    """
     try:
-        return infer_subgraph(model, index, shapes)
+        graph = infer_subgraph(model, index, [o.shape for o in given])
     except ModelError as error:
         raise Refused(f"subgraph {index}: {error}") from error
+    require(len(given) == len(graph.inputs), "a subgraph of other inputs")
+    for argument, wanted in zip(given, graph.inputs, strict=True):
+        require(alike(argument, graph.operands[wanted]), "a subgraph of other inputs")
+    return graph
 
 
 def written(
