@@ -65,7 +65,14 @@ def digest_model(model: ModelParts) -> Digest:
     """
     constants = _Hasher()
     structure = _ModelHash(model, constants).structure
+    _unload(model)
     return Digest(structure.sha.digest(), constants.sha.digest())
+
+
+def _unload(model: ModelParts) -> None:
+    """Unmaps constants that were read. A model from the cache runs without them."""
+    for pool in model.pools:
+        pool.unload()
 
 
 def digest_structure(model: ModelParts) -> bytes:
@@ -142,6 +149,8 @@ class _ModelHash:
 
     def __init__(self, model: ModelParts, constants: _Hasher | None) -> None:
         self.model, self.structure, self.constants = model, _Hasher(), constants
+        self.read = 0
+        """Bytes of constants that were read since constants were unloaded."""
         order = reachable(model, [model.main])
         self.subgraphs = {subgraph: at for at, subgraph in enumerate(order)}
         self.variables: dict[int, int] = {}
@@ -198,8 +207,14 @@ class _ModelHash:
             self._constant("variable", variable)
 
     def _constant(self, label: str, item: Operand | Variable) -> None:
-        if self.constants is not None:
-            self.constants.put(label, constant_bytes(self.model.pools, item))
+        if self.constants is None:
+            return
+        content = constant_bytes(self.model.pools, item)
+        self.constants.put(label, content)
+        self.read += content.nbytes
+        if self.read > CHUNK:
+            self.read = 0
+            _unload(self.model)
 
 
 def _attributes(operation: Operation, subgraphs: dict[int, int]) -> list[tuple[str, object]]:

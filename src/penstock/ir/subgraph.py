@@ -41,6 +41,14 @@ class ConstantPool(Struct, frozen=True, eq=False, weakref=True):
     def __len__(self) -> int:
         return self.view.nbytes
 
+    def unload(self) -> None:
+        """Lets the system unmap the bytes that were read, if *owner* has an `unload` for that. A
+        later read gets the same bytes.
+        """
+        unload = getattr(self.owner, "unload", None)
+        if unload is not None:
+            unload()
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_pool, (bytes(self.view),)
 

@@ -25,6 +25,9 @@ from penstock.memory.limits import MIB, available_memory, explained
 from penstock.memory.shared import is_write_sealed, write_all
 
 CHUNK: Final = 1 << 22
+LEAST_SEALED: Final = 1 << 20
+"""Bytes from which `seal_chunks` uses a memfd, which takes a descriptor."""
+
 HEAD: Final = 4096
 """Bytes at the beginning of a file that are checked before the rest is read."""
 
@@ -97,6 +100,16 @@ class SealedFile:
             return "mmap_fd"
         return "ashmem" if self.fd is not None else ""
 
+    def unload(self) -> None:
+        """Lets the system unmap the pages that were read. A later read maps them again.
+
+        They stay in the file, and in a sealed memfd. Private memory is left alone: it is nowhere
+        else.
+        """
+        region = self.view.obj
+        if sys.platform != "win32" and isinstance(region, mmap.mmap) and self.kind:
+            region.madvise(mmap.MADV_DONTNEED)
+
 
 def open_descriptors() -> int:
     """Number of descriptors that live `SealedFile`s hold."""
@@ -158,6 +171,19 @@ def seal_bytes(content: bytes | bytearray | memoryview, judge: Judge = _takes_al
     if isinstance(content, bytes):
         return SealedFile(memoryview(content))
     return _gather(iter([flat[i : i + CHUNK] for i in range(0, flat.nbytes, CHUNK)]))
+
+
+def seal_chunks(chunks: Iterable[memoryview], size: int) -> SealedFile:
+    """The bytes of all *chunks*, of together *size* bytes, as a sealed file. Only one chunk is in
+    memory beside it. Fewer than `LEAST_SEALED` bytes are kept in memory of this process.
+    """
+    if HAS_MEMFD and size >= LEAST_SEALED:
+        return _gather(iter(chunks))
+    content, at = bytearray(size), 0
+    for chunk in chunks:
+        content[at : at + chunk.nbytes] = chunk
+        at += chunk.nbytes
+    return SealedFile(memoryview(content).toreadonly())
 
 
 class _Bound:
@@ -222,8 +248,9 @@ def _write(chunks: Iterable[bytes | memoryview], fd: int) -> int:
     """Writes all *chunks* and returns how many bytes they were."""
     size = 0
     for chunk in chunks:
-        write_all(fd, memoryview(chunk))
-        size += len(chunk)
+        view = memoryview(chunk)
+        write_all(fd, view)
+        size += view.nbytes
     return size
 
 

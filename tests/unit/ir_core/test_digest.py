@@ -304,3 +304,25 @@ def test_a_stored_digest_stays_what_it_is() -> None:
     assert SCHEMA == b"penstock-ir-1"
     assert small().digest.structure.hex()[:16] == "31800bfffc59910c"
     assert small().digest.constants.hex()[:16] == "0827bbabb73bf53c"
+
+
+def test_constants_are_unloaded_once_they_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    unloads: list[None] = []
+
+    class Owner:
+        def unload(self) -> None:
+            unloads.append(None)
+
+    def hashed() -> ir.Model:
+        model = small()
+        pool = ir.ConstantPool(model.pools[0].view, Owner())
+        made = replace(model, pools=(pool,))
+        assert made.digest == model.digest
+        return made
+
+    hashed()
+    assert len(unloads) == 1
+    # Large constants are unloaded meanwhile, too.
+    monkeypatch.setattr("penstock.ir.digest.CHUNK", 100)
+    hashed()
+    assert len(unloads) == 3

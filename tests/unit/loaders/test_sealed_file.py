@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from penstock.memory import sealed_file
@@ -132,3 +133,49 @@ def test_a_file_that_cannot_be_read_leaves_nothing_open() -> None:
     with pytest.raises(OSError, match="gone"):
         sealed_file.read_file(BrokenFile())
     gc.collect()
+
+
+def resident(view: memoryview) -> int:
+    """Bytes of the mapping that contains *view* that are mapped in now."""
+    at = np.frombuffer(view, np.uint8).ctypes.data
+    inside = False
+    for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
+        place, _, rest = line.partition(" ")
+        if "-" in place:
+            start, end = (int(p, 16) for p in place.split("-"))
+            inside = start <= at < end
+        elif inside and place == "Rss:":
+            return 1024 * int(rest.split()[0])
+    raise AssertionError("nothing is mapped there")
+
+
+@linux
+def test_unloaded_bytes_take_no_memory_of_the_process_and_come_back(path: Path) -> None:
+    for sealed in (sealed_file.read_path(path), sealed_file.map_path(path)):
+        assert bytes(sealed.view) == CONTENT
+        assert resident(sealed.view) >= len(CONTENT)
+        sealed.unload()
+        assert resident(sealed.view) == 0
+        assert bytes(sealed.view) == CONTENT
+
+
+def test_private_memory_is_not_unloaded() -> None:
+    for sealed in (
+        sealed_file.seal_bytes(CONTENT),
+        sealed_file.seal_chunks([memoryview(CONTENT)], len(CONTENT)),
+        sealed_file.seal_chunks([memoryview(b"ab"), memoryview(b"c")], 3),
+    ):
+        before = bytes(sealed.view)
+        sealed.unload()
+        assert bytes(sealed.view) == before
+
+
+def test_chunks_are_sealed_in_order() -> None:
+    words, many = np.arange(4).data.cast("B"), np.arange(1 << 18).data
+    small = sealed_file.seal_chunks([words, memoryview(b""), memoryview(b"end")], 35)
+    assert bytes(small.view) == words.tobytes() + b"end"
+    assert small.fd is None
+    large = sealed_file.seal_chunks([many, words], (8 << 18) + 32)
+    assert bytes(large.view) == many.tobytes() + words.tobytes()
+    assert large.view.readonly
+    assert (large.fd is not None) is sealed_file.HAS_MEMFD

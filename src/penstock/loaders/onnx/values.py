@@ -8,6 +8,7 @@ exist.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operan
 from penstock.ir.subgraph import ConstantPool, Subgraph
 from penstock.ir.types import PACKED, DType, NDArray, Quantization, Shape, byte_size, dtype_of
 from penstock.loaders.onnx.engine import Budget
+from penstock.memory.sealed_file import seal_chunks
 
 Layout: TypeAlias = "tuple[int, ...]"
 
@@ -91,6 +93,8 @@ def logical(shape: Shape, layout: Layout) -> Shape:
 
 
 ALIGNMENT: Final = 64
+CHUNK: Final = 1 << 22
+"""Bytes of an array that are copied at a time."""
 
 
 def is_uniform(array: NDArray) -> bool:
@@ -174,19 +178,26 @@ class Constants:
         if not used:
             return subgraphs, ()
         budget.take(end, "the constants")
-        content = np.empty(end, np.uint8)
-        filled = 0
-        for slot in used:
-            array, start = self._arrays[slot], offsets[slot]
-            content[filled:start] = 0
-            filled = start + array.size * array.dtype.itemsize
-            target = content[start:filled].view(array.dtype).reshape(array.shape)
-            np.copyto(target, array)
-        content.flags.writeable = False
+        content = seal_chunks(self._chunks(offsets), end)
         placed = [
             replace(s, operands=tuple(_placed(o, offsets) for o in s.operands)) for s in subgraphs
         ]
-        return placed, (ConstantPool(content.data, content),)
+        return placed, (ConstantPool(content.view, content, content.kind),)
+
+    def _chunks(self, offsets: Mapping[int, int]) -> Iterator[memoryview]:
+        """The bytes of the arrays in the order of their *offsets*, zeros between them."""
+        end = 0
+        for slot, start in offsets.items():
+            yield memoryview(bytes(start - end))
+            array = self._arrays[slot]
+            end = start + array.size * array.dtype.itemsize
+            if not array.size:
+                continue
+            rows = array.reshape(1) if not array.ndim else array
+            each = max(1, CHUNK * len(rows) // (end - start))
+            for first in range(0, len(rows), each):
+                part = np.ascontiguousarray(rows[first : first + each])
+                yield part.reshape(-1).view(np.uint8).data
 
 
 def _placed(operand: Operand, offsets: dict[int, int]) -> Operand:

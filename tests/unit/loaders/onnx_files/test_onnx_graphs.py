@@ -13,6 +13,7 @@ import pytest
 import penstock
 from penstock.errors import NotLowerable
 from penstock.ir import NDArray
+from penstock.memory import sealed_file
 from tests.support_onnx import ML, check, declared, helper, judged, model_of, ours, tensor
 
 F = np.float32
@@ -310,6 +311,28 @@ def test_filled_weights_of_one_value_share_their_memory() -> None:
     check(model, {"x": f(2, 64)})
     loaded = penstock.load(model.SerializeToString())
     assert sum(len(p) for p in loaded.pools) == 64 * 256 * 4
+
+
+def test_large_constants_lie_in_memory_that_other_processes_can_map() -> None:
+    """Several chunks of it, in the order of the file and transposed, and one between them."""
+    wide, bias, filters = f(512, 2100), f(2100), f(600, 512, 3, 3)
+    nodes = [
+        node("Conv", ["x", "filters"], ["a"]),
+        node("ReduceMean", ["x"], ["b"], axes=[2, 3], keepdims=0),
+        node("MatMul", ["b", "wide"], ["c"]),
+        node("Add", ["c", "bias"], ["y"]),
+    ]
+    constants = {"wide": wide, "bias": bias, "filters": filters}
+    inputs = {"x": f(1, 512, 3, 3)}
+    model = model_of(nodes, inputs, ["a", "y"], constants)
+    loaded = penstock.load(model.SerializeToString())
+    (pool,) = loaded.pools
+    assert len(pool) >= wide.nbytes + bias.nbytes + filters.nbytes
+    assert (pool.kind == "ashmem") is sealed_file.HAS_MEMFD
+    found = [loaded.constant(o) for o in loaded.operands if o.is_constant and o.location]
+    for array in (wide.T, bias, filters.transpose(0, 2, 3, 1)):
+        assert any(a.shape == array.shape and np.array_equal(a, array) for a in found)
+    check(model, inputs)
 
 
 def test_operations_are_named_for_their_nodes() -> None:
