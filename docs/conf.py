@@ -55,7 +55,7 @@ html_show_copyright = False
 
 def commands() -> str:
     """The commands with their arguments, from the program itself."""
-    words = [sys.executable, "-m", "typer", "penstock.cli.main", "utils", "docs"]
+    words = [sys.executable, "-m", "typer", "penstock.cli.application", "utils", "docs"]
     done = subprocess.run(
         [*words, "--name", "penstock"], check=True, capture_output=True, text=True
     )

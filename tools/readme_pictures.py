@@ -17,7 +17,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from penstock.cli.output import svg
+from penstock.cli.terminal import svg
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 IMAGES: Final = ROOT / "docs" / "images"

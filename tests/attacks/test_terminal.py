@@ -14,7 +14,7 @@ import typer.main
 
 from penstock.capsules import Capsule, Manifest, archive
 from penstock.capsules.archive import DeviceRecord, Environment, Failure, OperationRecord
-from penstock.cli.main import app
+from penstock.cli.application import app
 from tests.attacks.hostile_texts import COMMANDS, SPOKEN, TEXT, write_all
 from tests.support_terminal import on_terminal
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder
 from tests.conftest import ROOT

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock import tflite
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.export.tflite import write
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray

@@ -8,12 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from penstock.cli import options
+from penstock.cli.declarations import option
 from penstock.cli.failures import UsageError
-from penstock.cli.options import option
-from penstock.cli.output import Output, milliseconds, output_of, show_cache, show_fallbacks, size
+from penstock.cli.output import Output, milliseconds, show_cache, show_fallbacks, size
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, Receipt
@@ -23,16 +21,15 @@ if TYPE_CHECKING:
 DEFAULT_RUNS: Final = 50
 
 
-@options.grouped
 def bench(
-    context: typer.Context,
+    output: Output,
     model: options.ModelFile,
     inputs: options.Inputs = None,
-    runs: Annotated[int, option("--runs N", "Most runs to measure.", min=1)] = DEFAULT_RUNS,
+    runs: Annotated[int, option("--runs N", "Most runs to measure.", least=1)] = DEFAULT_RUNS,
     seconds: Annotated[
-        float, option("--seconds S", "Stop measuring after this long.", min=0.0)
+        float, option("--seconds S", "Stop measuring after this long.", least=0.0)
     ] = 10.0,
-    warmup: Annotated[int, option("--warmup N", "Runs before measuring.", min=0)] = 2,
+    warmup: Annotated[int, option("--warmup N", "Runs before measuring.", least=0)] = 2,
     tune: Annotated[
         bool, option("--tune", "Measure candidate placements first, and keep the best.")
     ] = False,
@@ -45,7 +42,6 @@ def bench(
 
     from penstock.cli import opening
 
-    output = output_of(context)
     if tune and choices.placement == "nnapi":
         raise UsageError("--tune measures placements; --placement nnapi leaves no choice")
     opened = opening.open_fed(output, model, inputs, choices, normalize)

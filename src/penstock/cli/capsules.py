@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import msgspec
-import typer
 
 from penstock.cli import failures, files
 from penstock.cli.cache.directory import when
 from penstock.cli.compare import DEFAULT_CLASS, comparing
+from penstock.cli.declarations import argument, option
 from penstock.cli.failures import Unfinished, UsageError
-from penstock.cli.options import Accuracy, Choices, option
-from penstock.cli.output import Output, output_of, shortened
+from penstock.cli.options import Accuracy, Choices
+from penstock.cli.output import Output, shortened
 from penstock.errors import CacheError, CapsuleError, counted
 
 if TYPE_CHECKING:
@@ -118,8 +117,7 @@ ALL: Final = "all"
 MOST_TYPES: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Reproduction:
+class Reproduction(msgspec.Struct, frozen=True):
     """A failure that is reproduced now: the network, the device, and how it runs."""
 
     model: Annotated[str | None, option("--model MODEL", "The network that fails.")] = None
@@ -133,13 +131,15 @@ class Reproduction:
         False
     )
     seed: Annotated[
-        int | None, option("--seed N", "Seed of random inputs (default: 0).", min=0)
+        int | None, option("--seed N", "Seed of random inputs (default: 0).", least=0)
     ] = None
 
     @property
     def is_given(self) -> bool:
         """Whether any option is given."""
-        return any(v is not None and v is not False and v != [] for v in astuple(self))
+        return any(
+            v is not None and v is not False and v != [] for v in msgspec.structs.astuple(self)
+        )
 
 
 def write_capsule(output: Output, name: str, wanted: Reproduction) -> None:
@@ -286,17 +286,15 @@ def forget(output: Output, beginning: str) -> None:
 
 
 def replay(
-    context: typer.Context,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A capsule that 'doctor --capsule' wrote.")
-    ],
+    output: Output,
+    file: Annotated[str, argument("FILE", "A capsule that 'doctor --capsule' wrote.")],
     device: Annotated[
         str | None,
         option("--device -d NAME", "Run it there, not on the device that failed."),
     ] = None,
-    runs: Annotated[int, option("--runs N", "Runs before it counts as gone.", min=1)] = 3,
+    runs: Annotated[int, option("--runs N", "Runs before it counts as gone.", least=1)] = 3,
     timeout: Annotated[
-        float | None, option("--timeout S", "Seconds that each run may take.", min=0.001)
+        float | None, option("--timeout S", "Seconds that each run may take.", least=0.001)
     ] = None,
 ) -> None:
     """Run the step in the capsule FILE again, and say whether its failure repeats.
@@ -308,7 +306,6 @@ def replay(
     from penstock.runtime.comparison import distance_to_builtins
     from penstock.runtime.reproducing import replay as run_again
 
-    output = output_of(context)
     if not file:
         raise UsageError("FILE is empty; it must be the name of a capsule")
     with failures.opening(file, CapsuleError):

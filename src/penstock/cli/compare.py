@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
-import typer
-
 from penstock.cli import files, options
+from penstock.cli.declarations import option
 from penstock.cli.failures import FileError, Unfinished, UsageError
-from penstock.cli.options import option, with_remedy
-from penstock.cli.output import Output, output_of
+from penstock.cli.options import with_remedy
+from penstock.cli.output import Output
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import NotExportable, ShapeMismatch
 
@@ -25,7 +24,7 @@ DEFAULT_CLASS: Final = "faithful"
 
 
 def compare(
-    context: typer.Context,
+    output: Output,
     model: options.ModelFile,
     inputs: options.Inputs = None,
     device: Annotated[
@@ -65,7 +64,6 @@ def compare(
     from penstock.execution.inputs import in_order
     from penstock.runtime.comparison import compare as compare_device
 
-    output = output_of(context)
     target = files.target("--out", out, (".tflite",))
     opening.policy_of(accuracy)
     opening.check_devices([*(device or ()), against])

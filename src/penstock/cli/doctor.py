@@ -10,14 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 import penstock
 from penstock import knobs
-from penstock.cli import capsules, options, settings
+from penstock.cli import capsules, settings
+from penstock.cli.declarations import option
 from penstock.cli.failures import Unfinished, UsageError
-from penstock.cli.options import option
-from penstock.cli.output import Output, output_of, shortened, size
+from penstock.cli.output import Output, shortened, size
 from penstock.distribution import DISTRIBUTION, FOREIGN
 from penstock.errors import InputError
 from penstock.ipc import sandbox
@@ -26,9 +24,8 @@ if TYPE_CHECKING:
     from penstock import DeviceInfo
 
 
-def devices(context: typer.Context) -> None:
+def devices(output: Output) -> None:
     """List every device, and why it cannot be used if it cannot."""
-    output = output_of(context)
     found = penstock.devices()
     show_devices(output, ("version", "driver"), found)
     output.json({"devices": [describe(d) for d in found]})
@@ -85,9 +82,8 @@ ENGINES: Final = ("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx
 """Optional engines for drivers and comparisons."""
 
 
-@options.grouped
 def doctor(
-    context: typer.Context,
+    output: Output,
     *,
     last_crash: Annotated[
         bool, option("--last-crash", "How the process of an isolated driver died last.")
@@ -110,7 +106,6 @@ def doctor(
     ] = None,
 ) -> None:
     """Say what is installed, which drivers work and why others do not, and which limits hold."""
-    output = output_of(context)
     if sum((last_crash, capsule is not None, forget is not None)) > 1:
         raise UsageError("give one of --last-crash, --capsule and --forget")
     if capsule is None and wanted.is_given:

@@ -6,12 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from penstock.cli import options
+from penstock.cli.declarations import option
 from penstock.cli.failures import FileError, UsageError
-from penstock.cli.options import assumed_shapes, option, parse_shapes, shaped
-from penstock.cli.output import output_of
+from penstock.cli.options import assumed_shapes, parse_shapes, shaped
+from penstock.cli.output import Output
 from penstock.errors import ModelError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ STAGES: Final = ("load", "partition", "compile")
 
 
 def dump(
-    context: typer.Context,
+    output: Output,
     model: options.ModelFile,
     after: Annotated[
         str,
@@ -45,7 +44,6 @@ def dump(
     from penstock.cli import opening
     from penstock.execution.interface import interface_of
 
-    output = output_of(context)
     given = parse_shapes(shape)
     choices = options.Choices(device, signature)
     printers = [] if after in STAGES else printers_of(after, device)

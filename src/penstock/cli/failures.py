@@ -44,6 +44,14 @@ class Unfinished(errors.PenstockError):
         self.code = code
 
 
+class Misused(errors.PenstockError):
+    """The command line cannot be parsed; *kind* names the defect in `--json`."""
+
+    def __init__(self, text: str, kind: str, code: int) -> None:
+        super().__init__(text)
+        self.kind, self.code = kind, code
+
+
 class Interrupted(errors.PenstockError):
     """The user has pressed Ctrl-C."""
 
@@ -56,7 +64,7 @@ def exit_code(error: BaseException) -> int:
     """1: the work failed, 2: usage, 3: bad input file, 130: interrupted."""
     if isinstance(error, KeyboardInterrupt | Interrupted):
         return INTERRUPTED
-    if isinstance(error, Unfinished):
+    if isinstance(error, Unfinished | Misused):
         return error.code
     if isinstance(error, UsageError | errors.NotAvailable | errors.UnknownSignature):
         return USAGE
@@ -91,6 +99,8 @@ def of_the_output(error: BaseException) -> bool:
 
 def name(error: BaseException) -> str:
     """The class of the defect; for a `FileError` the class of its `ModelError`."""
+    if isinstance(error, Misused):
+        return error.kind
     cause = error.__cause__
     return type(cause if isinstance(cause, errors.ModelError) else error).__name__
 

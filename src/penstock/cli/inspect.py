@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import typer
 
 from penstock.cli import options
-from penstock.cli.output import milliseconds, output_of, size
+from penstock.cli.output import Output, milliseconds, size
 from penstock.errors import counted
 
 if TYPE_CHECKING:
     from penstock.ir import Model, Operand, TensorMetadata
 
 
-def inspect(context: typer.Context, model: options.ModelFile) -> None:
+def inspect(output: Output, model: options.ModelFile) -> None:
     """Show a model's inputs, outputs, signatures, operations and metadata."""
     from penstock.cli import opening
 
-    output = output_of(context)
     loaded = opening.load(model)
     data = describe(loaded.model)
     nbytes = Path(model).stat().st_size

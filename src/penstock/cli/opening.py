@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 import penstock
 from penstock import knobs
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
     from penstock.hal.config import ProgressCallback
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """A model, its file, the load time, and the start of loading (`time.perf_counter_ns`)."""
 
     model: Model
@@ -52,8 +53,7 @@ def load(path: str) -> Loaded:
     return Loaded(model, path, time.perf_counter_ns() - began, began)
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """A model entered through a signature, the arrays to run it on, and how it is compiled.
 
     *shapes* are those of unknown dimensions, by input name.

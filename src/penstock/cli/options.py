@@ -2,66 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
-from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, cast, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
-import typer
+from msgspec import Struct
 
 from penstock.arguments import there_are
+from penstock.cli.declarations import argument, option
 from penstock.cli.failures import UsageError
 
 if TYPE_CHECKING:
     from penstock.ir import Model, NDArray, Operand
 
 
-def option(usage: str, text: str, **more: Any) -> Any:
-    """A typer option: *usage* is its names and its metavar, as in `--device -d NAME`."""
-    words = usage.split()
-    names = [word for word in words if word.startswith("-")]
-    metavar = None if words[-1] in names else words[-1]
-    return typer.Option(*names, metavar=metavar, help=text, **more)
-
-
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """*command* with the fields of its parameters that are dataclasses as options of their own."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    parameters: list[Parameter] = []
-    for parameter in signature(command).parameters.values():
-        kind = hints[parameter.name]
-        if parameter.name in groups:
-            inner = get_type_hints(kind, include_extras=True)
-            parameters += [
-                Parameter(
-                    f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=inner[f.name]
-                )
-                for f in fields(kind)
-            ]
-        else:
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        for name, kind in groups.items():
-            given[name] = kind(**{f.name: given.pop(f.name) for f in fields(kind)})
-        command(**given)
-
-    cast("Any", run).__signature__ = Signature(parameters)
-    return run
-
-
-ModelFile: TypeAlias = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A .tflite or .onnx file.")
-]
+ModelFile: TypeAlias = Annotated[str, argument("MODEL", "A .tflite or .onnx file.")]
 
 Inputs: TypeAlias = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="INPUT",
-        help="For each model input a picture (PNG, JPEG, BMP), a WAV file, .npy, .npz, or random.",
+    argument(
+        "INPUT",
+        "For each model input a picture (PNG, JPEG, BMP), a WAV file, .npy, .npz, or random.",
     ),
 ]
 
@@ -75,7 +35,7 @@ SignatureName: TypeAlias = Annotated[
 ]
 
 Threads: TypeAlias = Annotated[
-    int | None, option("--threads N", "Threads a driver may use.", min=1)
+    int | None, option("--threads N", "Threads a driver may use.", least=1)
 ]
 
 Portable: TypeAlias = Annotated[
@@ -86,7 +46,7 @@ Portable: TypeAlias = Annotated[
     ),
 ]
 
-Seed: TypeAlias = Annotated[int, option("--seed N", "Seed of random inputs.", min=0)]
+Seed: TypeAlias = Annotated[int, option("--seed N", "Seed of random inputs.", least=0)]
 
 Normalize: TypeAlias = Annotated[
     str | None,
@@ -104,7 +64,7 @@ Rate: TypeAlias = Annotated[
         "--rate HZ",
         "Samples a second that the model takes, where the file does not say it. A sound at "
         "another rate is refused.",
-        min=1,
+        least=1,
     ),
 ]
 
@@ -135,8 +95,7 @@ Shapes: TypeAlias = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
+class Choices(Struct, frozen=True):
     """How a model is entered, compiled and fed."""
 
     device: Devices = None
@@ -155,8 +114,7 @@ class Choices:
     ] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """What a key of the compilation cache depends on beside the model, and the cache."""
 
     device: Devices = None

@@ -1,58 +1,72 @@
 """The output of commands: tables and lines for people, one JSON object for programs.
 
-Names and labels come from untrusted files: none of their characters may control a terminal.
+Names and labels come from untrusted files: none of their characters may control a terminal. rich,
+whose import takes longer than most commands, is imported for a terminal only, and for tables that
+are not plain.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
-import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from penstock.cli.layout import plain_table
 from penstock.errors import counted
 from penstock.logs import printable, printable_json
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
     from penstock.compilation import CacheOutcome, Receipt
     from penstock.hal import ProgressEvent
     from penstock.hal.config import ProgressCallback
 
 
-PIPE_WIDTH: Final = 2000
-"""Columns if no terminal reports its width, so that nothing is wrapped or cut."""
+FORCED: Final = ("FORCE_COLOR", "TTY_COMPATIBLE")
+"""Environment variables by which rich takes a stream for a terminal that is none."""
 
-NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?%| [a-zA-Z/]+)?")
-"""A number, optionally with a unit. A column of numbers is right-aligned."""
 
-FONT_FACE: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
-"""rich's pictures load a font from the network; without it a viewer uses its monospaced font."""
+class NoBar:
+    """In place of a progress bar that nobody would see."""
+
+    def add_task(self, description: str, total: float | None) -> TaskID:
+        return cast("TaskID", 0)
+
+    def advance(self, task: TaskID) -> None:
+        """Shows nothing."""
+
+    def update(self, task: TaskID, **changes: Any) -> None:
+        """Shows nothing."""
 
 
 class Output:
-    """Prints the result of one command. Lines and tables are silent with `--json`."""
+    """Prints the result of one command. Lines and tables are silent with `--json`.
+
+    *console* is a console of rich's instead of the standard output.
+    """
 
     def __init__(self, *, as_json: bool = False, console: Console | None = None) -> None:
         self.as_json = as_json
-        self.console = console or Console(highlight=False, markup=False, emoji=False)
-        if console is None and not self.console.is_terminal:
-            self.console.width = PIPE_WIDTH
+        self._given = console
 
     def line(self, text: str = "", style: str = "") -> None:
         """Prints a line; characters that are not printable are escaped."""
-        if not self.as_json:
-            self.console.print(Text(printable(text), style=style), soft_wrap=True)
+        if self.as_json:
+            return
+        text = printable(text)
+        if (console := self._console()) is None:
+            write_line(sys.stdout, text.expandtabs())
+            return
+        from penstock.cli.terminal import print_line
+
+        print_line(console, text, style)
 
     def notes(self, notes: Iterable[str]) -> None:
         """Prints notes on how the answer was obtained."""
@@ -62,7 +76,7 @@ class Output:
     def warnings(self, warnings: Iterable[str]) -> None:
         """Prints warnings on stderr, also with `--json`."""
         for warning in warnings:
-            typer.echo(f"penstock: warning: {printable(warning)}", err=True)
+            say(f"penstock: warning: {printable(warning)}")
 
     def problems(self, problems: Iterable[str]) -> None:
         """Prints problems of this installation."""
@@ -73,82 +87,71 @@ class Output:
         self,
         columns: Sequence[str],
         rows: Iterable[Sequence[object]],
-        title: str = "",
         whole: Sequence[str] = (),
     ) -> None:
         """Prints a table, boxed on a terminal. Columns in *whole* never wrap."""
-        if not self.as_json:
-            boxed = self.console.is_terminal
-            table = make_table(columns, rows, title, boxed=boxed, whole=whole)
-            if boxed:
-                self.console.print(table)
-                return
-            with self.console.capture() as printed:
-                self.console.print(table)
-            # For programs and files a column is not padded to its widest cell.
-            for line in printed.get().splitlines():
-                self.console.print(Text(line.rstrip()), soft_wrap=True)
+        if self.as_json:
+            return
+        heads = [printable(name) for name in columns]
+        # A line break in a name would look like a new row.
+        cells = [
+            ["" if v is None else printable(str(v)).replace("\n", "\\n") for v in row]
+            for row in rows
+        ]
+        console = self._console()
+        lines = plain_table(heads, cells) if console is None else None
+        if lines is not None:
+            write_line(sys.stdout, "\n".join(lines))
+            return
+        from penstock.cli.terminal import print_table, standard_output
+
+        print_table(console or standard_output(), heads, cells, whole)
 
     def json(self, value: Mapping[str, Any]) -> None:
         """Prints the command's one JSON object with `--json`; nothing otherwise."""
         if self.as_json:
             encoded = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
-            typer.echo(printable_json(encoded))
+            write_line(sys.stdout, printable_json(encoded))
 
-    def progress(self) -> Progress:
+    def picture(self, text: str) -> None:
+        """Prints a picture in a language of text; characters that are not printable are escaped."""
+        write_line(sys.stdout, printable(text))
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress | NoBar]:
         """A progress bar, visible on a terminal only."""
-        from rich import progress as bars
+        if self.as_json or not may_be_terminal(sys.stderr):
+            yield NoBar()
+            return
+        from penstock.cli.terminal import progress_bar
 
-        console = Console(stderr=True)
-        return bars.Progress(
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(),
-            bars.MofNCompleteColumn(),
-            bars.TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=self.as_json or not console.is_terminal,
-        )
+        with progress_bar() as bar:
+            yield bar or NoBar()
 
+    def _console(self) -> Console | None:
+        """Rich's console; None if the standard output is surely no terminal."""
+        if self._given is None and may_be_terminal(sys.stdout):
+            from penstock.cli.terminal import standard_output
 
-def make_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    title: str = "",
-    *,
-    boxed: bool = True,
-    whole: Sequence[str] = (),
-) -> Table:
-    """A rich table; numbers are right-aligned, columns in *whole* never wrap."""
-    # A line break in a name would look like a new row.
-    content = [
-        ["" if v is None else printable(str(v)).replace("\n", "\\n") for v in row] for row in rows
-    ]
-    table = Table(
-        title=Text(printable(title)) if title else None,
-        title_justify="left",
-        box=box.ROUNDED if boxed else None,
-        pad_edge=boxed,
-        header_style="bold",
-    )
-    for position, name in enumerate(columns):
-        cells = [row[position] for row in content]
-        numeric = bool(cells) and all(not cell or NUMBER.fullmatch(cell) for cell in cells)
-        table.add_column(
-            printable(name),
-            justify="right" if numeric else "left",
-            overflow="fold",
-            no_wrap=name in whole,
-        )
-    for row in content:
-        table.add_row(*(Text(value) for value in row))
-    return table
+            self._given = standard_output()
+        return self._given
 
 
-def svg(console: Console, title: str) -> str:
-    """The output of a recording *console* as a self-contained picture."""
-    picture = console.export_svg(title=title, unique_id="penstock")
-    return FONT_FACE.sub("", picture)
+def may_be_terminal(stream: TextIO | None) -> bool:
+    """Whether *stream* is a terminal, or may count as one to rich."""
+    return stream is not None and (stream.isatty() or any(name in os.environ for name in FORCED))
+
+
+def say(text: str) -> None:
+    """Prints *text* on stderr, if it is open."""
+    write_line(sys.stderr, text)
+
+
+def write_line(stream: TextIO | None, text: str) -> None:
+    """Writes *text* to *stream* at once; None is a stream whose descriptor is closed."""
+    if stream is not None:
+        stream.write(f"{text}\n")
+        stream.flush()
 
 
 def jsonable(value: Any) -> Any:
@@ -166,12 +169,6 @@ def jsonable(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
-
-
-def output_of(context: typer.Context) -> Output:
-    """The output that the root command created."""
-    found = context.find_object(Output)
-    return found if found is not None else Output()
 
 
 def milliseconds(nanoseconds: float) -> str:
@@ -212,11 +209,10 @@ STAGES: Final = {
 @contextmanager
 def compile_bar(output: Output, name: str = "") -> Iterator[ProgressCallback | None]:
     """The *progress* argument of `penstock.compile`, labelled *name*; None if no bar is visible."""
-    bar = output.progress()
-    if bar.disable:
-        yield None
-        return
-    with bar:
+    with output.progress() as bar:
+        if isinstance(bar, NoBar):
+            yield None
+            return
         task = bar.add_task(f"{name} compiling".strip(), total=None)
 
         def show(event: ProgressEvent) -> None:

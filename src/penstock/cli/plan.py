@@ -6,14 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
-import typer
-
 from penstock.cli import files, options
+from penstock.cli.declarations import option
 from penstock.cli.failures import FileError, Unfinished, UsageError
-from penstock.cli.options import assumed_shapes, in_words, option, parse_shapes, shaped
-from penstock.cli.output import Output, output_of
+from penstock.cli.options import assumed_shapes, in_words, parse_shapes, shaped
+from penstock.cli.output import Output
 from penstock.errors import DriverError, ModelError, PlacementError, counted
-from penstock.logs import printable
 
 if TYPE_CHECKING:
     from penstock.ir import Model
@@ -28,7 +26,7 @@ NAME_WIDTH: Final = 48
 
 
 def plan(
-    context: typer.Context,
+    output: Output,
     model: options.ModelFile,
     dot: Annotated[
         str | None,
@@ -53,7 +51,6 @@ def plan(
     from penstock.cli import opening
     from penstock.execution.interface import interface_of
 
-    output = output_of(context)
     if dot == svg == "-":
         raise UsageError("--dot and --svg cannot both go to stdout; name a file for one")
     given = parse_shapes(shape)
@@ -85,7 +82,7 @@ def plan(
     if svg_file is not None:
         files.write_text(svg_file, made.to_svg())
     if to_stdout:
-        typer.echo(printable((made.to_dot() if dot == "-" else made.to_svg()).rstrip("\n")))
+        output.picture((made.to_dot() if dot == "-" else made.to_svg()).rstrip("\n"))
         return
     for line in made.show().splitlines():
         output.line(line)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from msgspec.structs import replace
 
 from penstock.cli import failures, files, options, schemes
+from penstock.cli.declarations import option
 from penstock.cli.failures import OutputError, Unfinished, UsageError
-from penstock.cli.options import option
-from penstock.cli.output import Output, milliseconds, output_of, show_cache, show_fallbacks
+from penstock.cli.output import Output, milliseconds, show_cache, show_fallbacks
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, Outputs
@@ -30,13 +29,12 @@ DRAWN: Final = frozenset({"detection", "segmentation", "pose"})
 """Tasks whose answers can be drawn into a picture."""
 
 
-@options.grouped
 def run(
-    context: typer.Context,
+    output: Output,
     model: options.ModelFile,
     inputs: options.Inputs = None,
     labels: Annotated[str | None, option("--labels F", "A label a line.")] = None,
-    top: Annotated[int, option("--top N", "Classes or boxes shown.", min=1)] = 5,
+    top: Annotated[int, option("--top N", "Classes or boxes shown.", least=1)] = 5,
     normalize: options.Normalize = None,
     rate: options.Rate = None,
     out: Annotated[
@@ -67,7 +65,6 @@ def run(
     from penstock.cli import answers, opening
     from penstock.execution.interface import interface_of
 
-    output = output_of(context)
     if task is not None:
         opening.word("--task", task, tuple(answers.TASKS))
     if not 0 <= min_score <= 1:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.cli.failures import UsageError
 from penstock.cli.output import percentage
@@ -20,8 +22,7 @@ COMPARABLE: Final = "classification"
 """The task whose answers can be compared between schemes, by their best class."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """The best classes under each possible scheme, and under the *excluded* ones.
 
     A class is a row of `Classification.data`: `index`, `label`, `score`. *tops* has the rows of

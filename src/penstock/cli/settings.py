@@ -9,9 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import typer
-
-from penstock.cli.output import output_of
+from penstock.cli.output import Output
 from penstock.errors import InputError, Unreadable
 from penstock.knobs import (
     ENVIRONMENT_PREFIX,
@@ -133,9 +131,8 @@ OF_ISOLATION: Final = ("isolate", "services")
 """Knobs that name drivers to isolate."""
 
 
-def knobs(context: typer.Context) -> None:
+def knobs(output: Output) -> None:
     """List every setting with its value, where that comes from, and what it does."""
-    output = output_of(context)
     every = [describe(name) for name in KNOBS]
     output.table(
         ("knob", "value", "from", "default", "what it does"),

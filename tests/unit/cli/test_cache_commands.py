@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 import penstock
 from penstock.cache import Cache
 from penstock.cache.verdicts import Verdict, Verdicts
+from penstock.cli.application import app
 from penstock.cli.cache.compiles import readable
-from penstock.cli.main import app
 from penstock.export import tflite
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, ModelBuilder

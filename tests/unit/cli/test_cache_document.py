@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from penstock import knobs
 from penstock.cache.ingredients import ingredients_of
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.errors import CacheError
 from penstock.hal import PrepareConfig
 from penstock.ir import DType, ModelBuilder

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from penstock.cli.application import app
 from penstock.cli.cache.compiles import Warmed, most_frequent, outcome
-from penstock.cli.main import app
 from penstock.cli.options import assumed_shapes, in_words
 from penstock.compilation import CacheOutcome, StepReceipt
 from penstock.compilation.step_receipt import TO_BE_WRITTEN

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 import penstock
 from penstock import capsules
 from penstock.cache.verdicts import DriverVerdicts
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.drivers.sample import create as sample
 from penstock.export import tflite
 from penstock.hal import Device

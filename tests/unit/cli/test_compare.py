@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 import penstock
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.drivers.sample import create as sample
 from penstock.export import tflite
 from penstock.hal import Device

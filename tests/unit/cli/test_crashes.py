@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.ipc.crash_records import MOST_KEPT, Crash, Underway, crash_directory, last_crash
 from penstock.ipc.host_sockets import Place
 from penstock.processes import this_process

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.driverkit.site import Refused
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder

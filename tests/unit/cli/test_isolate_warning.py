@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock import knobs
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder
 

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli import failures
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.errors import ResourceExhaustedTransient
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder

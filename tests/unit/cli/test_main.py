@@ -17,9 +17,10 @@ from typer.testing import CliRunner, Result
 
 import penstock
 from penstock import errors
+from penstock.cli.application import app
 from penstock.cli.failures import FileError, UsageError, exit_code, message
-from penstock.cli.main import app, hoist
 from penstock.cli.plan import short
+from penstock.cli.program import hoist
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder
 from penstock.knobs import KNOBS

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.cli.application import app
 from penstock.cli.bench import peak_memory, summarise, table_rows
 from penstock.cli.doctor import installed, limits
 from penstock.cli.inspect import describe
-from penstock.cli.main import app
 from penstock.ir import DType, ModelBuilder
 
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from penstock.cli.main import app
+from penstock.cli.application import app
 from tests.support_onnx import helper, model_of
 
 Run = Callable[..., Result]

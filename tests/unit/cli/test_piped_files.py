@@ -13,9 +13,9 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from penstock import knobs
+from penstock.cli.application import app
 from penstock.cli.failures import FileError
 from penstock.cli.feed.files import input_file
-from penstock.cli.main import app
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder
 from tests.support_pipes import descriptors, in_time, named_pipe, written

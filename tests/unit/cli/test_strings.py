@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.ir import NDArray
 from tests.unit.loaders.files import FileBuilder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.cli.settings import unwritable_places
 
 KINDS = ("cache", "state")

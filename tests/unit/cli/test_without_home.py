@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import penstock
 from penstock import knobs
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.errors import Unreadable
 from penstock.export import tflite
 from penstock.ipc.sandbox.policy import SandboxPolicy

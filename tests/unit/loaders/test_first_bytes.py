@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import knobs, loaders
-from penstock.cli.main import app
+from penstock.cli.application import app
 from penstock.errors import LimitExceeded, ModelError, NotAModel, OffsetOutOfBounds
 from penstock.memory import sealed_file
 from penstock.tflite import Interpreter

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from penstock.execution.inputs import dequantize
 from penstock.ir import Model, NDArray, Operand
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
+class Results(Struct, frozen=True):
     """The outputs of one run, and how to interpret them.
 
     *operands* describe *arrays*, one each; *indexes* are the operands' indexes in the model's entry

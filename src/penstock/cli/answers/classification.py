@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.cli.answers.base import Answer, Results, finite, named
 from penstock.cli.output import percentage

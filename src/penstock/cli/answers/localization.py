@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.cli.answers.base import COLOURS, Answer, Results, finite, named, squeezed
 from penstock.cli.output import percentage
@@ -22,6 +21,7 @@ from penstock.errors import counted
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from PIL.Image import Image
 
     from penstock.cli.output import Output

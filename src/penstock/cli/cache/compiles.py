@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from msgspec import Struct
 
 import penstock
 from penstock.cli import failures, options
 from penstock.cli.cache.directory import SHORT, named_directory, open_cache
+from penstock.cli.declarations import argument
 from penstock.cli.failures import FileError, Unfinished, message
 from penstock.cli.options import Key, assumed_shapes, in_words, parse_shapes, with_remedy
-from penstock.cli.output import compile_bar, milliseconds, output_of
+from penstock.cli.output import Output, compile_bar, milliseconds
 from penstock.errors import ModelError, PenstockError, counted
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
-    from penstock.cli.output import Output
     from penstock.compilation import StepReceipt
     from penstock.runtime.explain import ExplainedStep
 
@@ -76,13 +75,12 @@ def why_nothing_is_cached(
 def most_frequent(placed: Sequence[Mapping[str, str]], device: str) -> str:
     """The most frequent reason why *device* does not run operations, and their number."""
     ((reason, count),) = Counter(reasons.get(device, "") for reasons in placed).most_common(1)
-    for argument, option in OPTIONS.items():
-        reason = reason.replace(argument, option)
+    for name, spelled in OPTIONS.items():
+        reason = reason.replace(name, spelled)
     return f"{reason} ({count} of {counted(len(placed), 'operation')})"
 
 
-@options.grouped
-def explain(context: typer.Context, model: options.ModelFile, key: Key) -> None:
+def explain(output: Output, model: options.ModelFile, key: Key) -> None:
     """Say for each step of MODEL whether a compile would hit, or which ingredient of the key has
     changed.
 
@@ -92,7 +90,6 @@ def explain(context: typer.Context, model: options.ModelFile, key: Key) -> None:
     from penstock.cli import opening
     from penstock.runtime.explain import explain_model
 
-    output = output_of(context)
     cache = open_cache(key.directory)
     arguments = compile_arguments(key)
     loaded = opening.load(model)
@@ -171,12 +168,9 @@ def describe_expected(each: ExplainedStep) -> dict[str, Any]:
     }
 
 
-@options.grouped
 def prewarm(
-    context: typer.Context,
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL", help="A .tflite or .onnx file, or more.")
-    ],
+    output: Output,
+    models: Annotated[list[str], argument("MODEL", "A .tflite or .onnx file, or more.")],
     key: Key,
 ) -> None:
     """Compile every MODEL into the cache, so that programs with the same options start from it.
@@ -187,7 +181,6 @@ def prewarm(
     from penstock.cache.info import default_directory
     from penstock.cli import opening
 
-    output = output_of(context)
     arguments = compile_arguments(key)
     # Without a cache directory the compiles would be useless.
     named = key.directory
@@ -217,8 +210,7 @@ def prewarm(
         raise Unfinished("; ".join(problems) if output.as_json else text, code)
 
 
-@dataclass(frozen=True, slots=True)
-class Warmed:
+class Warmed(Struct, frozen=True):
     """The result for one *model*: its compiled *steps* or the *error*, and *notes*."""
 
     model: str

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
-import typer
-
 from penstock.cli import options
 from penstock.cli.cache.directory import SHORT, describe, find, open_cache, owner, short, when
-from penstock.cli.output import milliseconds, output_of, shortened, size
+from penstock.cli.declarations import argument
+from penstock.cli.output import Output, milliseconds, shortened, size
 from penstock.errors import counted
 
 if TYPE_CHECKING:
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 
 Token: TypeAlias = Annotated[
     str,
-    typer.Argument(
-        metavar="TOKEN",
-        help="The beginning of an entry's token, as 'ls' shows it, or a file of it.",
+    argument(
+        "TOKEN",
+        "The beginning of an entry's token, as 'ls' shows it, or a file of it.",
     ),
 ]
 
@@ -30,11 +29,10 @@ NO_INDEX: Final = (
 )
 
 
-def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None:
+def ls(output: Output, directory: options.CacheDirectory = None) -> None:
     """List the entries, the last used first, and measured placements ('bench --tune')."""
     from penstock.cache.verdicts import Verdicts
 
-    output = output_of(context)
     cache = open_cache(directory)
     entries = cache.entries()
     total = sum(entry.nbytes for entry in entries)
@@ -80,9 +78,8 @@ def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None
     )
 
 
-def show(context: typer.Context, token: Token, directory: options.CacheDirectory = None) -> None:
+def show(output: Output, token: Token, directory: options.CacheDirectory = None) -> None:
     """Show all of one entry: every ingredient of its key, and every file."""
-    output = output_of(context)
     entry = find(open_cache(directory).entries(), token)
     output.table(
         ("entry", ""),

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from penstock.cli import options
 from penstock.cli.cache.directory import SHORT, describe, find, open_cache, owner, short, when
 from penstock.cli.cache.listing import how_many
+from penstock.cli.declarations import argument, option
 from penstock.cli.failures import Unfinished, UsageError
-from penstock.cli.options import option
-from penstock.cli.output import Output, output_of, size
+from penstock.cli.output import Output, size
 from penstock.errors import NotYetWritten, Unreadable, counted
 from penstock.logs import printable
 
@@ -28,10 +26,10 @@ NOT_TRUSTED: Final = (
 
 
 def verify(
-    context: typer.Context,
+    output: Output,
     token: Annotated[
         str | None,
-        typer.Argument(metavar="TOKEN", help="The beginning of one entry's token; all without it."),
+        argument("TOKEN", "The beginning of one entry's token; all without it."),
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
@@ -41,7 +39,6 @@ def verify(
     """
     from penstock.cache.verdicts import Verdicts
 
-    output = output_of(context)
     cache = open_cache(directory)
     wanted = None if token is None else find(cache.entries(), token).token
     results = [r for r in cache.verify() if wanted is None or r[0].token == wanted]
@@ -98,11 +95,11 @@ def judged(error: CacheError | None) -> dict[str, object]:
 
 
 def gc(
-    context: typer.Context,
+    output: Output,
     max_mib: Annotated[
         int | None,
         option(
-            "--max-mib N", "Most MiB that may stay; without it the knob cache_limit_mib.", min=0
+            "--max-mib N", "Most MiB that may stay; without it the knob cache_limit_mib.", least=0
         ),
     ] = None,
     directory: options.CacheDirectory = None,
@@ -110,11 +107,11 @@ def gc(
     """Remove the entries unused for longest until the rest fits, and files of dead processes."""
     cache = open_cache(directory)
     removed = cache.gc(None if max_mib is None else max_mib << 20)
-    report(output_of(context), cache, removed)
+    report(output, cache, removed)
 
 
 def clear(
-    context: typer.Context,
+    output: Output,
     yes: Annotated[bool, option("--yes -y", "Do not ask.")] = False,
     verdict: Annotated[
         str | None,
@@ -126,7 +123,6 @@ def clear(
     directory: options.CacheDirectory = None,
 ) -> None:
     """Remove every entry that no process uses, and the measured placements."""
-    output = output_of(context)
     cache = open_cache(directory)
     if verdict is not None:
         forget(output, cache, verdict)
@@ -135,7 +131,9 @@ def clear(
         question = f"remove {how_many(entries)} from {cache.directory}?"
         if output.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError(f"{question} --yes says so where nobody can be asked")
-        if not typer.confirm(printable(question), err=True):
+        from typer import confirm
+
+        if not confirm(printable(question), err=True):
             raise Unfinished("nothing was removed")
     report(output, cache, cache.clear())
 

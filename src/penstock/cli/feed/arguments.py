@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import Struct, field
 
 from penstock.cli.failures import FileError, UsageError, opening
 from penstock.cli.feed.files import InputFile, input_file, random_array, read_npy, read_npz
@@ -21,6 +20,8 @@ from penstock.ir.model import show_operand
 from penstock.ir.types import is_static
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from penstock.cli.feed.pictures import Layout
 
 Kind = Literal["picture", "sound", "npy", "npz"]
@@ -34,8 +35,7 @@ SUFFIXES: Final[dict[str, Kind]] = {
 _BEGINNINGS: Final[dict[bytes, Kind]] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "npz"}
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(Struct, frozen=True):
     """The caller's options: a normalization, the seed of `random`, and the model's sample rate."""
 
     normalization: Normalization | None = None
@@ -43,8 +43,7 @@ class Wishes:
     rate: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FedPicture:
+class FedPicture(Struct, frozen=True):
     """A picture for input *position*: uint8 *pixels* [height, width, 1 or 3], its preparations."""
 
     position: int
@@ -64,8 +63,7 @@ class FedPicture:
         return store(self.pixels, self.operand, scheme, as_bytes=self.preparation.as_bytes)
 
 
-@dataclass(slots=True)
-class Fed:
+class Fed(Struct):
     """The arrays made from the arguments, one per input. A picture is prepared by its first scheme.
 
     *picture* is the last picture, upright and in its original size (a Pillow image). *sources* says

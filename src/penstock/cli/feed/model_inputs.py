@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.execution.inputs import dequantize
 from penstock.ir import DType, Operation
@@ -16,11 +16,13 @@ from penstock.ir import DType, Operation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from penstock.execution.interface import Interface
     from penstock.ir import Model, Operand, Quantization, TensorMetadata
 
 
-Values: TypeAlias = npt.NDArray[np.float64]
+Values: TypeAlias = "npt.NDArray[np.float64]"
 
 MOST: Final = 64
 """How many operations are followed from an input."""
@@ -34,8 +36,7 @@ _SPATIAL: Final = frozenset(
 """Operations that keep every channel's range of values."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """The real values that an input can hold without clipping.
 
     *quantized*: the bounds come from a scale and a zero point. *symmetric*: the stored type is
@@ -53,8 +54,7 @@ class Bounds:
         return self.high - self.low
 
 
-@dataclass(frozen=True, slots=True)
-class FirstOperations:
+class FirstOperations(Struct, frozen=True):
     """What the first operations reveal about an input.
 
     Leading arithmetic with constants converts a real value x to `scale * x + offset`. Both have one
@@ -298,8 +298,7 @@ _RULES: Final[Mapping[str, Callable[[_Path, Operation], bool]]] = MappingProxyTy
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """One input of *model*, with the name and shape that the user sees, and its *metadata*."""
 
     operand: Operand

@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import Struct
 
 from penstock.cli.failures import UsageError
 from penstock.execution.inputs import quantize
 from penstock.ir import DType, NDArray, Operand
 
-Floats: TypeAlias = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Floats: TypeAlias = "npt.NDArray[np.float32]"
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
@@ -32,8 +34,7 @@ CAFFE_MEAN: Final = (103.939, 116.779, 123.68)
 """Blue, green, red: the means that Caffe, and Keras's ResNet and VGG, subtract."""
 
 
-@dataclass(frozen=True, slots=True)
-class Normalization:
+class Normalization(Struct, frozen=True):
     """A scheme: its name, and the function from float32 [..., channels] in 0..255 to real values.
     *bgr*: the function takes blue, green, red. *channels* is the required number, 0 for any.
     *formula* is the function in words.

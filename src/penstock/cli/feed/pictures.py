@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import Struct
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from penstock.cli.failures import FileError, reading
 from penstock.cli.feed.files import InputFile
 from penstock.ir import NDArray, Operand
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 FORMATS: Final = ("PNG", "JPEG", "BMP")
 DEEPEST: Final = 65535
@@ -29,8 +31,7 @@ DISTORTED: Final = 3
 """A picture is reported as stretched beyond these factors: of a side, and between the sides."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """The picture layout of an input: axes (of N, H, W, C), pixels (None: any) and channels."""
 
     axes: Literal["NHWC", "NCHW", "HWC", "CHW", "NHW", "HW"]

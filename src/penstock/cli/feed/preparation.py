@@ -9,18 +9,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+from msgspec import Struct, field
 
 from penstock.cli.failures import UsageError
 from penstock.cli.feed import normalization
 from penstock.cli.feed.model_inputs import Bounds, FirstOperations, constant_input
 from penstock.cli.feed.normalization import F255, IMAGENET, PM1, UNIT, Normalization, ends, usual
 from penstock.ir import DType, Model, Operand, TensorMetadata
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Source = Literal["option", "metadata", "quantization", "arithmetic", "type", "indications", ""]
 
@@ -50,8 +52,7 @@ SUBTRACTED: Final = (
 """The means that TF-Slim's VGG and ResNet subtract, red first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Preparation:
+class Preparation(Struct, frozen=True):
     """The possible schemes of one input.
 
     *source* names the origin of a single scheme: the user's option, or a statement of the file. It

@@ -7,7 +7,6 @@ from io import SEEK_END
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.cli.failures import FileError, reading
 from penstock.cli.feed.files import InputFile
@@ -17,6 +16,8 @@ from penstock.ir import DType, NDArray, Operand
 from penstock.ir.model import show_operand
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from penstock.cli.feed.model_inputs import Slot
 
 MAX_FRAMES: Final = 2**26

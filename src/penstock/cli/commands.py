@@ -1,0 +1,120 @@
+"""The commands of the program. A command's module is imported when the command is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Final
+
+from msgspec import Struct
+
+from penstock.cli.declarations import Command
+
+
+class Home(Struct, frozen=True):
+    """Where a command's function is, below this package, and its *summary* in the list of all."""
+
+    module: str
+    function: str
+    summary: str
+
+    def load(self) -> Command:
+        """Imports the command's function."""
+        found: Command = getattr(import_module(f"penstock.cli.{self.module}"), self.function)
+        return found
+
+
+COMMANDS: Final[Mapping[str, Home]] = {
+    "run": Home("run", "run", "Run MODEL once and say what it sees."),
+    "inspect": Home(
+        "inspect", "inspect", "Show a model's inputs, outputs, signatures, operations and metadata."
+    ),
+    "plan": Home(
+        "plan",
+        "plan",
+        "Show the steps of MODEL, where each operation runs, and why the other devices did not get "
+        "it.",
+    ),
+    "dump": Home(
+        "dump",
+        "dump",
+        "Print the model, the plan, what was compiled, or a stage of a device's compile, as text "
+        "that can be compared.",
+    ),
+    "bench": Home(
+        "bench",
+        "bench",
+        "Measure MODEL: latency (median, p90, p99), throughput, load and compile time, peak "
+        "memory.",
+    ),
+    "compare": Home(
+        "compare",
+        "compare",
+        "Find the first operation of MODEL whose result on a device departs from the reference's.",
+    ),
+    "replay": Home(
+        "capsules",
+        "replay",
+        "Run the step in the capsule FILE again, and say whether its failure repeats.",
+    ),
+    "devices": Home(
+        "doctor", "devices", "List every device, and why it cannot be used if it cannot."
+    ),
+    "doctor": Home(
+        "doctor",
+        "doctor",
+        "Say what is installed, which drivers work and why others do not, and which limits hold.",
+    ),
+    "knobs": Home(
+        "settings",
+        "knobs",
+        "List every setting with its value, where that comes from, and what it does.",
+    ),
+    "cache ls": Home(
+        "cache.listing",
+        "ls",
+        "List the entries, the last used first, and measured placements ('bench --tune').",
+    ),
+    "cache show": Home(
+        "cache.listing",
+        "show",
+        "Show all of one entry: every ingredient of its key, and every file.",
+    ),
+    "cache verify": Home(
+        "cache.maintenance",
+        "verify",
+        "Verify every entry against its driver's registry, and the seals of measured placements.",
+    ),
+    "cache explain": Home(
+        "cache.compiles",
+        "explain",
+        "Say for each step of MODEL whether a compile would hit, or which ingredient of the key "
+        "has changed.",
+    ),
+    "cache gc": Home(
+        "cache.maintenance",
+        "gc",
+        "Remove the entries unused for longest until the rest fits, and files of dead processes.",
+    ),
+    "cache clear": Home(
+        "cache.maintenance",
+        "clear",
+        "Remove every entry that no process uses, and the measured placements.",
+    ),
+    "cache prewarm": Home(
+        "cache.compiles",
+        "prewarm",
+        "Compile every MODEL into the cache, so that programs with the same options start from it.",
+    ),
+}
+"""The commands by name. Those of a group have the group's name before their own."""
+
+GROUPS: Final[Mapping[str, str]] = {"cache": "Look after the compilation cache."}
+"""The groups of commands, with their help."""
+
+
+def find(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """The command that *words* begin with, and the words after it; None if they name none."""
+    size = 2 if words and words[0] in GROUPS else 1
+    name = " ".join(words[:size])
+    return (name, words[size:]) if name in COMMANDS else None

@@ -1,0 +1,66 @@
+"""What a command imports: no more than it needs
+(docs/decisions/0023-plain-command-lines-are-parsed-without-typer.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.support_programs import run_python
+
+PROGRAM: Final = """
+import sys, json
+from penstock.cli.main import main
+sys.argv[0] = "penstock"
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(json.dumps(sorted(sys.modules)))
+"""
+
+DIGITS: Final = ROOT / "examples" / "digits"
+RUN: Final = f"run {DIGITS}/digits_int8.tflite {DIGITS}/seven.png -d reference"
+
+NOT_FOR_A_LINE: Final = ("typer", "click", "rich", "email", "importlib.metadata", "asyncio")
+"""Modules that no plain line needs whose output is no terminal's."""
+
+
+def imported(line: str, place: Path) -> set[str]:
+    """Every module that the program has imported when it has done what *line* says."""
+    own = {"PENSTOCK_CACHE_DIR": str(place), "PENSTOCK_DEVICES": "reference"}
+    done = run_python("-c", PROGRAM, *line.split(), check=True, env=os.environ | own)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def among(names: tuple[str, ...], modules: set[str]) -> list[str]:
+    return sorted(m for m in modules if any(f"{m}.".startswith(f"{name}.") for name in names))
+
+
+@pytest.mark.parametrize(
+    "line", [RUN, "--version", "knobs", "cache ls", f"plan {DIGITS}/digits_int8.tflite"]
+)
+def test_plain_line_imports_neither_typer_nor_rich(line: str, tmp_path: Path) -> None:
+    assert among(NOT_FOR_A_LINE, imported(line, tmp_path)) == []
+
+
+def test_only_the_command_of_the_line_is_imported(tmp_path: Path) -> None:
+    others = ("bench", "capsules", "compare", "doctor", "dump", "inspect", "plan", "cache")
+    assert among(tuple(f"penstock.cli.{o}" for o in others), imported(RUN, tmp_path)) == []
+
+
+def test_version_imports_neither_numpy_nor_msgspec(tmp_path: Path) -> None:
+    wanted = ("numpy", "msgspec", "penstock.cli.commands", "penstock.knobs")
+    assert among(wanted, imported("--version", tmp_path)) == []
+
+
+def test_help_of_the_program_imports_no_command(tmp_path: Path) -> None:
+    modules = imported("--help", tmp_path)
+    assert "typer" in modules
+    assert among(("penstock.cli.run", "penstock.cli.cache", "numpy"), modules) == []
