@@ -39,8 +39,8 @@ NETWORK_LIMIT = 1.03
 INPUT_BYTES = 600_000
 CLIENTS = 8
 SHARED_LIMIT = 0.25
-CACHE_FILE = "/memfd:penstock-cache"
-"""What the system calls the verified private copy of a cache file."""
+CACHE_FILE = re.compile(r"\S+ r--p \S+ 00:00 0\s*$")
+"""How the system lists the verified private copy of a cache file: read-only memory of no file."""
 
 HEADER = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 """The first line of a mapping in `smaps`."""
@@ -369,7 +369,7 @@ def mapped_mib(pid: int) -> float:
     found, is_cache = 0, False
     for line in Path(f"/proc/{pid}/smaps").read_text("utf-8", "replace").splitlines():
         if HEADER.match(line):
-            is_cache = CACHE_FILE in line
+            is_cache = CACHE_FILE.match(line) is not None
         elif is_cache and line.startswith("Pss:"):
             found += int(line.split()[1])
     return found / 1024

@@ -8,21 +8,22 @@ no node can pass for a leaf. The root covers the length, so no two payloads shar
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import pairwise
 from typing import Final, TypeVar
 
 from penstock.errors import WrongLength
-from penstock.sealed.files import FileSystem, read_exactly, write_all
+from penstock.sealed.files import FileSystem, read_exactly
+from penstock.sealed.private_memory import CAN_FREEZE, PrivateMemory
 
 T = TypeVar("T")
 
 LEAF_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 1 << 18
+"""Bytes that are read and hashed at a time."""
+
 _FEW_LEAVES: Final = 4
 _MOST_THREADS: Final = 8
 _LEAF, _NODE, _ROOT = b"\x00", b"\x01", b"\x02"
@@ -120,88 +121,45 @@ def private_copy(
 ) -> tuple[memoryview, bytes]:
     """A read-only copy of *length* bytes of *fd* from *offset* on, and their `merkle_root`.
 
-    It is in a sealed memfd on Linux, else in private memory, and lives while a view does. The
-    caller has bounded *length*. Leaves are hashed in memory that no other process can write. Raises
-    `WrongLength` or `OSError`.
+    It lives while a view does. The caller has bounded *length*. Leaves are hashed in memory that no
+    other process can write. Raises `WrongLength` or `OSError`.
     """
     if not length:
         return memoryview(b""), merkle_root(b"")
-    if sys.platform == "linux":
-        with suppress(_NoSealedMemory):
-            return _sealed_copy(files, fd, offset, length, place)
-    content = bytearray(length)
-    with memoryview(content) as target:
+    # Without pages that can be made read-only, Python's views protect the bytes.
+    region = PrivateMemory(length) if CAN_FREEZE else None
+    with memoryview(bytearray(length)) if region is None else region.view() as target:
 
         def leaf(start: int, stop: int) -> bytes:
-            with target[start:stop] as part:
-                _read(files, fd, part, offset + start, place)
-                return leaf_digest(part)
+            digest = hashlib.sha256(_LEAF)
+            for begin in range(start, stop, PIECE_BYTES):
+                # Hashed while it is in the processor's cache.
+                with target[begin : min(begin + PIECE_BYTES, stop)] as part:
+                    if not read_exactly(files, fd, part, offset + begin):
+                        raise WrongLength(f"{place} became shorter while it was read")
+                    digest.update(part)
+            return digest.digest()
 
         root = root_of(map_leaves(length, leaf), length)
-    return memoryview(content).toreadonly(), root
+        if region is None:
+            return memoryview(target.obj).toreadonly(), root
+    region.freeze()
+    return region.frozen(), root
 
 
 def shared(copy: memoryview, root: bytes) -> memoryview:
     """The bytes of *copy*, whose `merkle_root` is *root*, stored once in this process.
 
-    Equal payloads share one sealed memory, as those of the clients of one driver's host.
+    Equal payloads share one memory, as those of the clients of one driver's host.
     """
     region = copy.obj
-    if not isinstance(region, mmap.mmap):
+    if not isinstance(region, PrivateMemory):
         return copy
     key = root, copy.nbytes
     del copy
-    return memoryview(_regions.setdefault(key, region))
+    return _regions.setdefault(key, region).frozen()
 
 
-_regions: weakref.WeakValueDictionary[tuple[bytes, int], mmap.mmap] = weakref.WeakValueDictionary()
-
-
-def _read(files: FileSystem, fd: int, part: memoryview, offset: int, place: str) -> None:
-    if not read_exactly(files, fd, part, offset):
-        raise WrongLength(f"{place} became shorter while it was read")
-
-
-class _NoSealedMemory(Exception):
-    """The kernel gives no sealed memory here."""
-
-
-def _sealed_copy(
-    files: FileSystem, fd: int, offset: int, length: int, place: str
-) -> tuple[memoryview, bytes]:
-    """As `private_copy`, in memory that is sealed against every change. `_NoSealedMemory`."""
-    if sys.platform != "linux":
-        raise _NoSealedMemory
-    import fcntl
-
-    try:
-        memory = os.memfd_create("penstock-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except (OSError, AttributeError):
-        raise _NoSealedMemory from None
-    # One for each working thread: it writes on exactly the bytes that it hashed.
-    buffers: list[bytearray] = []
-
-    def leaf(start: int, stop: int) -> bytes:
-        try:
-            buffer = buffers.pop()
-        except IndexError:
-            buffer = bytearray(min(length, LEAF_BYTES))
-        with memoryview(buffer) as whole, whole[: stop - start] as part:
-            _read(files, fd, part, offset + start, place)
-            digest = leaf_digest(part)
-            write_all(files, memory, part, start)
-        buffers.append(buffer)
-        return digest
-
-    try:
-        root = root_of(map_leaves(length, leaf), length)
-        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        try:
-            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
-        except OSError:
-            raise _NoSealedMemory from None
-        # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
-        region = mmap.mmap(memory, length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-        return memoryview(region), root
-    finally:
-        os.close(memory)
+_regions: weakref.WeakValueDictionary[tuple[bytes, int], PrivateMemory] = (
+    weakref.WeakValueDictionary()
+)

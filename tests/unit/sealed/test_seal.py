@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -28,11 +29,14 @@ from penstock.sealed import (
     read_header,
     state_directory,
 )
+from penstock.sealed.private_memory import CAN_FREEZE
 from penstock.testing.doubles import FaultyFiles, failing
 from tests.support_programs import run_python
 from tests.support_sealed import BINDING, PROGRAM, TOKEN, Opened, Rig
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
+
+MIB = 1 << 20
 
 
 def test_payloads_come_back(tmp_path: Path) -> None:
@@ -47,8 +51,8 @@ def test_payloads_come_back(tmp_path: Path) -> None:
     assert all(view.readonly for view in (*loaded.model, *loaded.data))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is sealed on Linux")
-def test_equal_payloads_lie_in_one_sealed_memory(tmp_path: Path) -> None:
+@pytest.mark.skipif(not CAN_FREEZE, reason="memory of views alone is not shared")
+def test_equal_payloads_lie_in_one_memory(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.save()
     first, second = rig.load(), rig.load()
@@ -88,31 +92,54 @@ def test_any_payloads_come_back(
     assert rig.saved()
 
 
-def test_without_sealed_memory_the_copy_is_private_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "length", [1, MIB, 2 * MIB, 2 * MIB + 1, 4 * MIB - 1, 7 * MIB // 2, 5 * MIB]
+)
+@pytest.mark.parametrize("can_freeze", sorted({False, CAN_FREEZE}))
+def test_copies_of_any_length_are_whole_and_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, can_freeze: bool
 ) -> None:
-    def none(*_: object) -> int:
-        raise OSError(errno.ENOSYS, "no sealed memory")
-
-    monkeypatch.setattr(os, "memfd_create", none, raising=False)
-    rig = Rig(tmp_path, weights=(bytes(range(256)) * 20_000,))
+    monkeypatch.setattr("penstock.sealed.payload.CAN_FREEZE", can_freeze)
+    content = (bytes(range(251)) * (length // 251 + 1))[:length]
+    rig = Rig(tmp_path, weights=(content,))
     assert rig.saved()
-    loaded = rig.load()
-    assert all(view.readonly for view in (*loaded.model, *loaded.data))
+    loaded, again = rig.load(), rig.load()
+    for view in (*loaded.data, *again.data):
+        assert view.readonly
+        assert bytes(view) == content
+    assert (loaded.data[0].obj is again.data[0].obj) is can_freeze
 
 
-def test_memory_that_cannot_be_sealed_is_not_used(
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the mappings of /proc")
+@pytest.mark.parametrize("length", [1, 5 * MIB])
+def test_pages_of_a_copy_cannot_be_written_or_executed(tmp_path: Path, length: int) -> None:
+    rig = Rig(tmp_path, weights=(bytes(length),))
+    assert rig.saved()
+    view = rig.load().data[0]
+    at = np.frombuffer(view, np.uint8).ctypes.data
+    covered = 0
+    for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
+        place, protection, *_ = line.split()
+        start, end = (int(p, 16) for p in place.split("-"))
+        if start < at + length and end > at:
+            assert protection == "r--p"
+            covered += min(end, at + length) - max(start, at)
+    assert covered == length
+
+
+@pytest.mark.skipif(not CAN_FREEZE, reason="memory is protected by views alone")
+def test_memory_that_cannot_be_made_read_only_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frozen = []
+    rig = Rig(tmp_path)
+    assert rig.saved()
 
-    def refuse(fd: int, *_: object) -> int:
-        frozen.append(fd)
-        raise OSError
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EACCES, "refused")
 
-    monkeypatch.setattr("fcntl.fcntl", refuse)
-    assert Rig(tmp_path).saved()
-    assert len(frozen) == 3
+    monkeypatch.setattr("penstock.sealed.private_memory.PrivateMemory.freeze", refuse)
+    with pytest.raises(Unreadable):
+        rig.load()
 
 
 def test_two_directories_with_the_same_model_both_hit(tmp_path: Path) -> None:
