@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 from msgspec import Struct
 
@@ -46,7 +45,7 @@ def boot() -> str:
 def namespace() -> str:
     """The identifier of the pid namespace; empty if the platform has none."""
     with suppress(OSError):
-        return str(Path("/proc/self/ns/pid").readlink())
+        return os.readlink("/proc/self/ns/pid")
     return ""
 
 
@@ -70,6 +69,6 @@ def _exists(pid: int) -> bool:
 
 
 def _text(path: str) -> str:
-    with suppress(OSError):
-        return Path(path).read_text("utf-8", "replace")
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
     return ""

@@ -6,12 +6,13 @@ import json
 import os
 from collections.abc import Callable
 from io import BufferedReader
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.failures import FileError, OutputError, UsageError, opening, os_reason
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock import CompiledModel, Outputs
     from penstock.cli.answers import Answer, Results
     from penstock.cli.feed import Fed
@@ -35,6 +36,8 @@ def target(option: str, name: str | None, endings: tuple[str, ...] = ()) -> Path
         return None
     if not name:
         raise UsageError(f"{option} needs the name of a file")
+    from pathlib import Path
+
     path = Path(name)
     if endings and path.suffix.lower() not in endings:
         either = f"{', '.join(endings[:-1])} or {endings[-1]}" if len(endings) > 1 else endings[0]
@@ -61,12 +64,12 @@ def write_text(path: Path, text: str) -> None:
     write(path, lambda: path.write_text(text, "utf-8"))
 
 
-def read_labels(path: Path) -> tuple[str, ...]:
+def read_labels(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """The labels, one per line; the line number, from 0, is the class. Raises `FileError`."""
     # The import loads NumPy, which a command without labels does not need.
     from penstock.memory.sealed_file import open_file
 
-    with opening(path), BufferedReader(open_file(str(path))) as stream:
+    with opening(path), BufferedReader(open_file(os.fspath(path))) as stream:
         content = stream.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise FileError(path, f"more than {MAX_BYTES:,} bytes; no list of labels is that long")
@@ -127,7 +130,7 @@ def write_trace(path: Path, compiled: CompiledModel, outputs: Outputs, loaded: L
     from penstock.compilation.receipt import chrome_trace
     from penstock.compilation.step_receipt import Span
 
-    load = Span("load", Path(loaded.path).name, None, loaded.start_ns, loaded.load_ns)
+    load = Span("load", os.path.basename(loaded.path), None, loaded.start_ns, loaded.load_ns)
     receipts = [compiled.receipt, outputs.receipt]
     write_text(path, json.dumps(chrome_trace(receipts, compiled.plan, [load])))
 

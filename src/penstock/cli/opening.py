@@ -1,7 +1,4 @@
-"""Loads and compiles models for the commands, and measures how long that takes.
-
-Imports and the discovery of devices happen before a clock starts.
-"""
+"""Loads and compiles models for the commands, and measures how long that takes."""
 
 from __future__ import annotations
 
@@ -182,12 +179,15 @@ def check_devices(names: Iterable[str], *, usable: bool = False) -> None:
     For a knob with an invalid value it raises `InputError` first: the knob may be the reason why a
     driver did not start.
     """
-    from penstock.runtime.discovery import unknown_device
+    from penstock.runtime.discovery import manager, unknown_device
 
     knobs.check()
-    found = penstock.devices()
-    known = {d.name: d for d in found}
     for name in names:
+        # Loads the drivers of this name alone, if they have it.
+        if manager.by_name(name) is not None:
+            continue
+        found = manager.infos()
+        known = {d.name: d for d in found}
         if name not in known:
             raise UsageError(unknown_device(name, found))
         if usable and not known[name].usable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from msgspec.structs import replace
@@ -71,7 +70,7 @@ def run(
         raise UsageError(f"--min-score {min_score:g} is not between 0 and 1")
     out_file = files.target("--out", out, (*files.PICTURES, *files.ARRAYS))
     trace_file = files.target("--trace", trace)
-    given_labels = files.read_labels(Path(labels)) if labels is not None else None
+    given_labels = files.read_labels(labels) if labels is not None else None
     opened = opening.open_fed(output, model, inputs, choices, normalize, rate, random=False)
     fed = opened.fed
     if fed.questions and task != "outputs":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from penstock.cli.output import Output
 from penstock.errors import InputError, Unreadable
@@ -15,11 +15,15 @@ from penstock.knobs import (
     ENVIRONMENT_PREFIX,
     KNOBS,
     devices,
+    isolate,
     key_store,
     override,
     settings_file,
     settings_path,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def finders() -> dict[str, Callable[[], str | os.PathLike[str]]]:
@@ -44,12 +48,12 @@ def places() -> dict[str, str | None]:
         for kind, find in finders().items():
             found[f"{kind}_directory"] = os.fspath(find())
         found["key_store"] = store = _key_store()
-        file = str(Path(found["state_directory"] or "", SEALS, "key"))
+        file = os.path.join(found["state_directory"] or "", SEALS, "key")
         found["key"] = "the system's key store" if store == "keyring" else file
     return found
 
 
-class Unwritable(NamedTuple):
+class Unwritable(Struct, frozen=True):
     """An unwritable cache directory, and why. If it is *used*, its entries still give hits."""
 
     text: str
@@ -62,6 +66,8 @@ def unwritable_places() -> list[Unwritable]:
     A temporary file tests each, because permissions do not show quotas, mounts and special file
     systems.
     """
+    from pathlib import Path
+
     found = []
     for kind, find in finders().items():
         with suppress(InputError, Unreadable):
@@ -81,6 +87,8 @@ def unwritable_places() -> list[Unwritable]:
 
 
 def _why_unwritable(path: Path) -> str:
+    import tempfile
+
     if path.is_symlink() and not _exists(path):
         return "it is a symbolic link to nothing"
     place = next(each for each in (path, *path.parents) if _exists(each) or each == each.parent)
@@ -220,9 +228,11 @@ def unknown_names() -> list[str]:
 
 def unknown_drivers(found: Sequence[str]) -> list[str]:
     """Why the knob `isolate` names a driver that is not among *found*."""
-    from penstock.runtime.isolation import unknown_drivers
-
     try:
+        if not isolate():
+            return []
+        from penstock.runtime.isolation import unknown_drivers
+
         return unknown_drivers(found)
     except (InputError, OSError):
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -66,7 +65,9 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
     operations = list(OPERATIONS)
     for kind in types:
         if not kind.startswith(CUSTOM) and split_key(kind) is None and kind not in operations:
-            near = ", ".join(difflib.get_close_matches(kind.upper(), operations))
+            from difflib import get_close_matches
+
+            near = ", ".join(get_close_matches(kind.upper(), operations))
             remedy = f"; near it: {near}" if near else ""
             raise errors.InputError(f"kernel: no operation is named {kind!r}{remedy}")
     if isinstance(dtypes, str):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -220,6 +219,8 @@ def shortened(text: str, length: int) -> str:
 
 
 def _cell(text: str) -> str:
+    from html import escape
+
     printable = "".join(c if c.isprintable() else "\ufffd" for c in text[: 2 * MAX_CELL])
     return escape(shortened(printable, MAX_CELL))
 

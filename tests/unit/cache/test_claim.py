@@ -4,7 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,10 +141,10 @@ def test_a_process_of_another_user_lives(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_claim_without_namespaces_goes_by_the_process_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(path: Path) -> Path:
+    def missing(path: str) -> str:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
-    monkeypatch.setattr(Path, "readlink", missing)
+    monkeypatch.setattr("os.readlink", missing)
     assert namespace() == ""
     assert not own().dead()
 

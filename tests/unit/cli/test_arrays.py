@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.cli.failures import FileError, UsageError
-from penstock.cli.feed import files
-from penstock.cli.feed.files import random_array, read_npy, read_npz
+from penstock.cli.feed import arrays
+from penstock.cli.feed.arrays import read_npy, read_npz
+from penstock.cli.feed.files import random_array
 from penstock.ir import DType, Lifetime, NDArray, Operand, Shape
 
 
@@ -155,7 +156,7 @@ def test_npz_that_is_no_archive(tmp_path: Path) -> None:
 def test_an_npz_entry_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    monkeypatch.setattr(arrays, "MAX_BYTES", 1000)
     stream = io.BytesIO()
     np.save(stream, np.zeros(300, np.float32))
     with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:

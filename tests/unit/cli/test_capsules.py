@@ -260,12 +260,9 @@ def test_wrong_usage_and_bad_files_are_one_line(
 def test_capsule_of_a_missing_device_is_refused(
     run: Run, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.runtime.discovery import devices
+    from penstock.runtime.discovery import Manager
 
-    monkeypatch.setattr(penstock, "devices", devices)
-    monkeypatch.setattr(
-        "penstock.cli.opening.penstock.devices", lambda: [d for d in devices() if d.name != "liar"]
-    )
+    monkeypatch.setattr("penstock.runtime.discovery.manager", Manager())
     result = run("replay", written)
     assert result.exit_code == 2
     assert "the capsule's device is not here: no device is named 'liar'" in result.stderr

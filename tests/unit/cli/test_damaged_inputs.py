@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from penstock.cli.failures import FileError
-from penstock.cli.feed.files import read_npy, read_npz
+from penstock.cli.feed.arrays import read_npy, read_npz
 from penstock.cli.feed.pictures import open_picture
 from penstock.cli.feed.sound import read_sound
 from penstock.ir import DType, Lifetime, Operand

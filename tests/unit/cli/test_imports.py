@@ -11,6 +11,8 @@ from typing import Final
 
 import pytest
 
+from penstock.export import tflite
+from penstock.ir import DType, ModelBuilder
 from tests.conftest import ROOT
 from tests.support_programs import run_python
 
@@ -43,6 +45,20 @@ def among(names: tuple[str, ...], modules: set[str]) -> list[str]:
     return sorted(m for m in modules if any(f"{m}.".startswith(f"{name}.") for name in names))
 
 
+@pytest.fixture(scope="module")
+def run_modules(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What `run` imports for a picture and a network that it finds in the cache."""
+    place = tmp_path_factory.mktemp("run")
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 8, 8, 1), "x")
+    made = builder.build(builder.operation("RELU", [x], [(DType.FLOAT32, (1, 8, 8, 1))]))
+    (place / "small.tflite").write_bytes(tflite.write(made))
+    line = f"run {place}/small.tflite {DIGITS}/seven.png -d sample --normalize unit"
+    line += " --task outputs"
+    imported(line, place / "cache")
+    return imported(line, place / "cache")
+
+
 @pytest.mark.parametrize(
     "line", [RUN, "--version", "knobs", "cache ls", f"plan {DIGITS}/digits_int8.tflite"]
 )
@@ -50,9 +66,26 @@ def test_plain_line_imports_neither_typer_nor_rich(line: str, tmp_path: Path) ->
     assert among(NOT_FOR_A_LINE, imported(line, tmp_path)) == []
 
 
-def test_only_the_command_of_the_line_is_imported(tmp_path: Path) -> None:
+NOT_TO_RUN: Final = (
+    *("asyncio", "base64", "csv", "difflib", "html", "logging.handlers", "multiprocessing"),
+    *("numpy.random", "numpy.typing", "pathlib", "random", "secrets", "socket", "subprocess"),
+    *("tempfile", "urllib", "wave", "zipfile"),
+    *("PIL.ImageOps", "PIL.JpegImagePlugin", "PIL.BmpImagePlugin", "PIL.GifImagePlugin"),
+    *("penstock.cli.answers.drawing", "penstock.cli.application", "penstock.cli.feed.arrays"),
+    *("penstock.cli.feed.sound", "penstock.cli.terminal", "penstock.ipc"),
+    *("penstock.runtime.isolation",),
+)
+"""What the standard library, NumPy, Pillow and Penstock have for other uses of `run`."""
+
+
+@pytest.mark.parametrize("name", NOT_TO_RUN)
+def test_running_a_picture_does_not_import(name: str, run_modules: set[str]) -> None:
+    assert among((name,), run_modules) == []
+
+
+def test_only_the_command_of_the_line_is_imported(run_modules: set[str]) -> None:
     others = ("bench", "capsules", "compare", "doctor", "dump", "inspect", "plan", "cache")
-    assert among(tuple(f"penstock.cli.{o}" for o in others), imported(RUN, tmp_path)) == []
+    assert among(tuple(f"penstock.cli.{o}" for o in others), run_modules) == []
 
 
 def test_version_imports_neither_numpy_nor_msgspec(tmp_path: Path) -> None:

@@ -372,7 +372,7 @@ def test_an_unknown_name_has_the_reason_of_the_driver_whose_it_may_be(
     words = r"no device is named 'a-cpu'; found: a, b; 'a' cannot be used: .*no such library"
     with pytest.raises(PlacementError, match=words):
         manager.choose(["a-cpu"])
-    monkeypatch.setattr(penstock, "devices", manager.infos)
+    monkeypatch.setattr(discovery, "manager", manager)
     with pytest.raises(UsageError, match=words):
         check_devices(["a-cpu"])
     check_devices(["a", "b"])

@@ -9,11 +9,10 @@ import numpy as np
 from msgspec import Struct, field
 
 from penstock.cli.failures import FileError, UsageError, opening
-from penstock.cli.feed.files import InputFile, input_file, random_array, read_npy, read_npz
+from penstock.cli.feed.files import InputFile, input_file, random_array
 from penstock.cli.feed.model_inputs import Slot
 from penstock.cli.feed.normalization import SCHEMES, Normalization, store
 from penstock.cli.feed.preparation import Preparation, prepare
-from penstock.cli.feed.sound import read_sound
 from penstock.errors import counted
 from penstock.ir import NDArray, Operand
 from penstock.ir.model import show_operand
@@ -127,7 +126,7 @@ def feed(arguments: Sequence[str], slots: Sequence[Slot], wishes: Wishes) -> Fed
     number of arguments.
     """
     fed = Fed()
-    generator = np.random.default_rng(wishes.seed)
+    generator: np.random.Generator | None = None
     operands = [slot.operand for slot in slots]
     given = list(arguments)
     if given and given[-1] == "random":
@@ -140,6 +139,8 @@ def feed(arguments: Sequence[str], slots: Sequence[Slot], wishes: Wishes) -> Fed
             text = f"INPUT {position + 1} is empty; it must be the name of a file, or random"
             raise UsageError(text)
         if argument == "random":
+            # NumPy imports its generators when they are first used.
+            generator = generator or np.random.default_rng(wishes.seed)
             fed.add(rest[0], random_array(rest[0], generator), f"random, seed {wishes.seed}")
             if not is_static(rest[0].shape):
                 fed.assumed[rest[0].name] = fed.arrays[-1].shape
@@ -148,11 +149,17 @@ def feed(arguments: Sequence[str], slots: Sequence[Slot], wishes: Wishes) -> Fed
         kind = kind_of(path)
         fed.kinds.add(kind)
         if kind == "npz":
+            from penstock.cli.feed.arrays import read_npz
+
             for operand, array in zip(rest, read_npz(path, rest), strict=True):
                 fed.add(operand, array, argument)
         elif kind == "npy":
+            from penstock.cli.feed.arrays import read_npy
+
             fed.add(rest[0], read_npy(path, rest[0]), argument)
         elif kind == "sound":
+            from penstock.cli.feed.sound import read_sound
+
             sound = read_sound(path, slots[len(fed.arrays)], wishes.rate)
             fed.notes += sound.notes
             fed.questions += [sound.question] if sound.question else []

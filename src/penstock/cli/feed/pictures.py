@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 import numpy as np
 from msgspec import Struct
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from penstock.cli.failures import FileError, reading
-from penstock.cli.feed.files import InputFile
+from penstock.cli.feed.files import File, InputFile
 from penstock.ir import NDArray, Operand
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-FORMATS: Final = ("PNG", "JPEG", "BMP")
+FORMATS: Final = {"PNG": b"\x89PNG\r\n\x1a\n", "JPEG": b"\xff\xd8\xff", "BMP": b"BM"}
+"""Formats that are decoded, with the bytes that a file of the format begins with."""
+
+ENDINGS: Final = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP"}
+
 DEEPEST: Final = 65535
 """White in a picture of 16 bits per channel."""
 
@@ -77,7 +81,8 @@ def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
         # Above its limit Pillow only warns, up to twice the limit.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            opened = Image.open(stream, formats=FORMATS)
+            source, formats = _narrowed(path, stream)
+            opened = Image.open(source, formats=formats)
         except UnidentifiedImageError:
             raise FileError(
                 path,
@@ -93,7 +98,30 @@ def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
                     f"{opened.width * opened.height:,} pixels; at most {MAX_PIXELS:,} are decoded"
                 )
                 raise FileError(path, f"the picture has {most}")
-            return _to_rgb(ImageOps.exif_transpose(opened)), _left_out(opened)
+            return _to_rgb(_upright(opened)), _left_out(opened)
+
+
+def _narrowed(path: InputFile, stream: BinaryIO) -> tuple[str | BinaryIO, list[str]]:
+    """What Pillow opens, and as which formats.
+
+    For the name of a file Pillow imports the format of its ending; for a stream, several others.
+    """
+    beginning = stream.read(max(map(len, FORMATS.values())))
+    stream.seek(0)
+    kind = ENDINGS.get(path.suffix.lower())
+    by_name = isinstance(path, File) and not path.is_piped
+    if by_name and kind is not None and beginning.startswith(FORMATS[kind]):
+        return str(path), [kind]
+    return stream, [*FORMATS]
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """*picture* as its metadata turns it."""
+    if picture.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+        return picture
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(picture)
 
 
 def _left_out(picture: Image.Image) -> list[str]:
