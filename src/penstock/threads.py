@@ -21,20 +21,26 @@ def allowed_threads(argument: int | None = None) -> int:
     `MOST_A_CORE` for each core of the machine, because engines' threads spin while they wait for
     each other.
     """
-    most = MOST_A_CORE * (os.cpu_count() or 1)
     if argument is not None:
         check_kind(argument, int, "threads are a whole number")
+        # To count processors reads a file.
+        most = MOST_A_CORE if argument <= MOST_A_CORE else _most()
         return max(1, min(argument, most))
     knob = knobs.num_threads()
     if knob < 0:
         raise InputError(f"knob num_threads is {knob}; 0 means what the machine allows")
     if knob > 0:
-        return min(knob, most)
+        return min(knob, _most())
     limit = allowed_processors()
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if first.isdigit() and int(first) > 0:
         limit = min(limit, int(first))
     return limit
+
+
+def _most() -> int:
+    """The most threads that a call may ask for."""
+    return MOST_A_CORE * (os.cpu_count() or 1)
 
 
 def allowed_processors() -> int:

@@ -10,7 +10,6 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from penstock.driverkit.site import QUANTIZED
 from penstock.errors import GeneralFailure, OtherVersion
 from penstock.ir import DType, Lifetime, Model, Operand, Quantization, Subgraph
 from penstock.ir.types import static_shape
@@ -83,6 +82,8 @@ def interface_of(ports: Ports) -> Interface:
 
 def ports_of(model: Model) -> Ports:
     """The ports of a model's entry subgraph. All their shapes must be known."""
+    from penstock.driverkit.site import QUANTIZED
+
     entry = model.entry
     inputs, outputs = (
         tuple(_port(entry.operands[index]) for index in indexes)

@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from penstock import errors, hal
 from penstock.distribution import current_origin, made_by
-from penstock.driverkit.postponed_write import Payloads
 from penstock.driverkit.request_arrays import HostBuffers
 from penstock.ir import Model
 from penstock.sealed import LoadedEntry, SaveReport, Seal
+
+if TYPE_CHECKING:
+    from penstock.driverkit.postponed_write import Payloads
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -109,29 +109,39 @@ def package_folder(package: str) -> Path | None:
 
 def version_and_record(package: str, folder: Path) -> tuple[str, str]:
     """The version of *package* in *folder*, and its RECORD; empty if they are not known."""
-    described, record = _texts(package, folder)
-    found = re.search(r"(?m)^Version: *(\S+)", described)
-    return (found.group(1) if found else ""), record
+    described, record = _texts(package, folder, ("METADATA", "RECORD"))
+    return _version_in(described), record
 
 
-def _texts(package: str, folder: Path) -> tuple[str, str]:
-    """METADATA and RECORD; empty if the files do not exist."""
-    beside = list(folder.parent.glob(f"{package}-*.dist-info"))
-    if len(beside) == 1:
-        with suppress(OSError, UnicodeDecodeError):
-            described, record = (
-                (beside[0] / name).read_text("utf-8") for name in ("METADATA", "RECORD")
-            )
-            return described, record
+def version_of(package: str, folder: Path) -> str:
+    """The version of *package* in *folder*; empty if it is not known."""
+    return _version_in(*_texts(package, folder, ("METADATA",)))
+
+
+def _version_in(described: str) -> str:
+    rest = f"\n{described}".partition("\nVersion:")[2]
+    return rest.partition("\n")[0].strip()
+
+
+def _texts(package: str, folder: Path, names: Sequence[str]) -> list[str]:
+    """The metadata files *names* of *package*; empty for files that do not exist."""
+    # No pattern of pathlib: to compile one takes longer than to read the files.
+    start = f"{package}-"
+    with suppress(OSError, UnicodeDecodeError):
+        with os.scandir(folder.parent) as entries:
+            listed = [(e.name, e.path) for e in entries]
+        found = [p for n, p in listed if n.startswith(start) and n.endswith(".dist-info")]
+        if len(found) == 1:
+            return [Path(found[0], name).read_text("utf-8") for name in names]
     # The package was installed in another way. This import takes longer than the rest of this
     # module.
     from importlib import metadata
 
     try:
-        found = metadata.distribution(package)
+        distribution = metadata.distribution(package)
     except metadata.PackageNotFoundError:
-        return "", ""
-    return found.read_text("METADATA") or "", found.read_text("RECORD") or ""
+        return [""] * len(names)
+    return [distribution.read_text(name) or "" for name in names]
 
 
 def digest_of(parts: Iterable[str]) -> str:

@@ -200,4 +200,4 @@ def check_instructions(manifest: artefact.Manifest, isa: Isa) -> None:
 def engine_version() -> str:
     """The version of the installed llvmlite, from its metadata; "" if it is not installed."""
     folder = kit.package_folder(PACKAGE)
-    return "" if folder is None else kit.version_and_record(PACKAGE, folder)[0]
+    return "" if folder is None else kit.version_of(PACKAGE, folder)

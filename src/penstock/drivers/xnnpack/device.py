@@ -58,7 +58,7 @@ def find_installation() -> Installation:
     folder = kit.package_folder(PACKAGE)
     if folder is None:
         return Installation("", f"LiteRT is not installed: {INSTALL}")
-    version, _ = kit.version_and_record(PACKAGE, folder)
+    version = kit.version_of(PACKAGE, folder)
     if not version:
         return Installation("", f"{folder} has no package metadata: {INSTALL}")
     return Installation(version)

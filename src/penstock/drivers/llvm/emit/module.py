@@ -145,7 +145,7 @@ class Module:
         self.entry.loop(0, images, 1, program_once)
         return tuple(template.name for template in found)
 
-    def _word(self, word: Word, type_: str) -> str:
+    def _word(self, word: int, type_: str) -> str:
         place = self.entry.at("%frame", 8 * word)
         return self.entry.value(f"load {type_}, ptr {place}, align 8", type_).name
 

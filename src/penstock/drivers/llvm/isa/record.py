@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from penstock.compiler.target import Bytes, Target
+if TYPE_CHECKING:
+    from penstock.compiler.target import Bytes, Target
+
 
 Dot: TypeAlias = Literal["vpdpbusd", "vpmaddwd", "sdot", "smlal"]
 """The instruction that multiplies 8-bit values: four taps of unsigned data and signed weights; two
@@ -47,6 +49,8 @@ class Isa(Struct, frozen=True):
     @property
     def target(self) -> Target:
         """What the front half is told of the set."""
+        from penstock.compiler.target import Target
+
         data: Bytes = "signed" if self.dot in {"sdot", "smlal"} else "unsigned"
         return Target(vector=self.width, bytes=data)
 

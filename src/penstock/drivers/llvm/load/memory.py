@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import mmap
 import platform
 import sys
@@ -228,6 +229,7 @@ def _error() -> OSError:
     return OSError(number, errno.errorcode.get(number, "unknown error"))
 
 
+@functools.cache
 def backend_here() -> Backend:
     """The backend of this system."""
     if sys.platform == "win32":

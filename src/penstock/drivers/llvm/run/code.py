@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.drivers.llvm.artefact import Manifest
 from penstock.drivers.llvm.load import Image
-from penstock.drivers.llvm.run import perf
 from penstock.drivers.llvm.run.addresses import is_aligned, moved
 from penstock.ir import NDArray
+from penstock.knobs import DriverSetting
 
 if TYPE_CHECKING:
     from penstock.drivers.llvm.run.faults import Registered
+
+perf_map: Final = DriverSetting("llvm_perf_map", ("no", "yes"))
+"""Whether the functions of loaded code are added to `/tmp/perf-PID.map` (Linux)."""
 
 FORKED: Final = "the model was prepared before this process was forked; compile it again"
 
@@ -54,7 +57,10 @@ class Code:
         self.manifest = manifest
         self.constants = constants if is_aligned(constants) else moved(constants)
         self.image = image
-        perf.announce(image)
+        if perf_map() == "yes":
+            from penstock.drivers.llvm.run import perf
+
+            perf.announce(image)
         self.faults = _named(image, manifest)
         keeps = manifest.estimate_ns < KEEPS_LOCK_NS and not manifest.shared
         self.entry = (ENTRY_WITH_LOCK if keeps else ENTRY)(image.address("run"))

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final
 
 from penstock.drivers.llvm.load import Image
-from penstock.knobs import DriverSetting
 from penstock.logs import Log
 
 log = Log(__name__)
-
-perf_map: Final = DriverSetting("llvm_perf_map", ("no", "yes"))
-"""Whether the functions of loaded code are added to `/tmp/perf-PID.map` (Linux)."""
 
 
 def path() -> str:
@@ -22,8 +17,10 @@ def path() -> str:
 
 
 def announce(image: Image) -> None:
-    """Adds a line for each function of *image*, if the setting says so. A failure is logged."""
-    if perf_map() == "no" or sys.platform != "linux":
+    """Adds a line for each function of *image*. A failure is logged. Does nothing on other systems
+    than Linux.
+    """
+    if sys.platform != "linux":
         return
     lines = [
         f"{address:x} {size:x} penstock:{name}\n"

@@ -13,12 +13,16 @@ import numpy as np
 from penstock.driverkit.artefact import Ports
 from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
 from penstock.drivers.llvm.frame import SLOT_BYTES, WHOLE, WORDS, Word
-from penstock.drivers.llvm.run import stop
 from penstock.drivers.llvm.run.addresses import OBJECT_HEAD, address_of, aligned, port_of
 from penstock.drivers.llvm.run.code import FORKED, Code, forks_so_far
 from penstock.errors import DeadObject, GeneralFailure
 from penstock.hal import ExecutionConfig
 from penstock.ir import DType, NDArray
+
+BRIEF_NS: Final = 250_000
+"""Runs that are estimated to be shorter are not stopped: they end within the period of the thread
+that stops others.
+"""
 
 
 class Run:
@@ -47,7 +51,7 @@ class Run:
             self.ports[places + at] = port_of(array)
         self._arena = aligned(code.manifest.arena)
         self.flag = np.zeros(1, np.int32)
-        self._is_brief = code.manifest.estimate_ns < stop.BRIEF_NS
+        self._is_brief = code.manifest.estimate_ns < BRIEF_NS
         stamps = (len(code.manifest.kernels) + 1) * code.manifest.images
         self.times = np.zeros(stamps if timed else 0, np.int64)
         self.frame = frame = aligned(8 * WORDS).view(np.uint64)
@@ -78,6 +82,9 @@ class Run:
         if self._is_brief or (config.deadline_ns is None and config.cancel is None):
             self.execute()
             return
+        # Not imported for models that run without limits: they start sooner.
+        from penstock.drivers.llvm.run import stop
+
         stop.enter(self.flag, config)
         try:
             status = self.entry(self.at)

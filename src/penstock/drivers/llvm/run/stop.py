@@ -21,9 +21,6 @@ PERIOD_SECONDS: Final = 0.001
 IDLE_SECONDS: Final = 0.2
 """How long the thread lives without runs."""
 
-BRIEF_NS: Final = 250_000
-"""Runs that are estimated to be shorter are not stopped: they end within the period."""
-
 
 class _Watcher:
     """Runs with limits, and the thread that stops them. Thread-safe."""
