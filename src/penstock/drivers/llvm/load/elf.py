@@ -113,6 +113,21 @@ def broken(message: str) -> GeneralFailure:
     return GeneralFailure(f"the object code cannot be loaded: {message}")
 
 
+class _Header(Struct):
+    """The header of a section, as numbers of Python: NumPy's take most of the time of a load."""
+
+    name: int
+    type: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+    entry: int
+
+
 class _Reader:
     def __init__(self, content: bytes | memoryview) -> None:
         self._bytes = np.frombuffer(content, np.uint8)
@@ -138,28 +153,28 @@ class _Reader:
         if int(header["section_size"]) != SECTION.itemsize:
             raise broken(f"its section headers have {header['section_size']} bytes each")
         start, count = int(header["sections"]), int(header["section_count"])
-        self._headers = self._table("table of sections", SECTION, start, count * SECTION.itemsize)
+        table = self._table("table of sections", SECTION, start, count * SECTION.itemsize)
+        self._headers = [_Header(*fields) for fields in table.tolist()]
         self._names = self._strings(int(header["names"]))
-        self._numbers = np.full(count, -1, np.int64)
+        self._numbers = [-1] * count
         """The number of each section among those that are loaded; -1 for others."""
         sections = self._sections()
         symbols = self._symbols()
-        self._sizes = np.array([len(s.content) for s in sections], np.int64)
+        self._sizes = [len(s.content) for s in sections]
         named = self._named(symbols)
         return Object(MACHINES[machine], sections, named, *self._relocations(symbols))
 
-    def _header(self, number: int) -> NDArray:
+    def _header(self, number: int) -> _Header:
         if not 0 <= number < len(self._headers):
             raise broken(f"it names section {number} of {len(self._headers)}")
-        header: NDArray = self._headers[number]
-        return header
+        return self._headers[number]
 
     def _content(self, number: int, kind: np.dtype[Any]) -> NDArray:
         header = self._header(number)
-        return self._table(f"section {number}", kind, int(header["offset"]), int(header["size"]))
+        return self._table(f"section {number}", kind, header.offset, header.size)
 
     def _strings(self, number: int) -> bytes:
-        if int(self._header(number)["type"]) != STRINGS:
+        if self._header(number).type != STRINGS:
             raise broken(f"section {number} has no names, but is used for them")
         return self._content(number, np.dtype(np.uint8)).tobytes()
 
@@ -172,10 +187,10 @@ class _Reader:
     def _sections(self) -> tuple[Section, ...]:
         found: list[Section] = []
         for number, header in enumerate(self._headers):
-            flags, kind = int(header["flags"]), int(header["type"])
+            flags, kind = header.flags, header.type
             if not flags & ALLOC:
                 continue
-            name = self._name(self._names, int(header["name"]))
+            name = self._name(self._names, header.name)
             if name == UNWINDING:
                 continue
             # A table of pointers is writable only until it is relocated.
@@ -183,7 +198,7 @@ class _Reader:
                 raise broken(f"its section {name} is writable, and generated code has no such data")
             if flags & (TLS | COMPRESSED) or kind != PROGBITS:
                 raise broken(f"its section {name} has the type {kind} and the flags {flags:#x}")
-            align = max(1, int(header["align"]))
+            align = max(1, header.align)
             if align > GREATEST_ALIGNMENT or align & (align - 1):
                 raise broken(f"its section {name} is aligned to {align} bytes")
             content = self._content(number, np.dtype(np.uint8))
@@ -192,25 +207,25 @@ class _Reader:
         return tuple(found)
 
     def _symbols(self) -> NDArray:
-        tables = [n for n, h in enumerate(self._headers) if int(h["type"]) == SYMBOLS]
-        if len(tables) != 1 or SYMBOL_SECTIONS in self._headers["type"]:
+        types = [h.type for h in self._headers]
+        tables = [n for n, type_ in enumerate(types) if type_ == SYMBOLS]
+        if len(tables) != 1 or SYMBOL_SECTIONS in types:
             raise broken(f"it has {len(tables)} tables of symbols, or one that is extended")
         self._symbol_table = tables[0]
         return self._content(tables[0], SYMBOL)
 
     def _named(self, symbols: NDArray) -> dict[str, Symbol]:
-        strings = self._strings(int(self._header(self._symbol_table)["link"]))
+        strings = self._strings(self._header(self._symbol_table).link)
         found: dict[str, Symbol] = {}
-        # Python's numbers: NumPy's take most of the time of a load.
-        fields = symbols[["name", "section", "value", "size", "info"]]
-        for start, section, value, size, info in fields[symbols["name"] != 0].tolist():
+        for start, info, _, section, value, size in symbols.tolist():
+            if not start:
+                continue
             name = self._name(strings, start)
             if section == 0:
                 raise broken(f"it needs {name!r}, which it does not define")
-            if section >= RESERVED or self._numbers[self._checked(section)] < 0:
+            if section >= RESERVED or (number := self._number(section)) < 0:
                 continue
-            number = int(self._numbers[section])
-            room = int(self._sizes[number])
+            room = self._sizes[number]
             if value > room or size > room - value:
                 raise broken(f"its symbol {name!r} ends outside its section of {room} bytes")
             binding, kind = divmod(info, 16)
@@ -219,17 +234,17 @@ class _Reader:
             found.setdefault(name, Symbol(number, value, size, kind == FUNCTION))
         return found
 
-    def _checked(self, section: int) -> int:
+    def _number(self, section: int) -> int:
         self._header(section)
-        return section
+        return self._numbers[section]
 
     def _relocations(self, symbols: NDArray) -> tuple[NDArray, ...]:
         made: list[tuple[NDArray, ...]] = []
         for number, header in enumerate(self._headers):
-            kind, place = int(header["type"]), int(header["info"])
-            if kind not in {RELA, REL} or self._numbers[self._checked(place)] < 0:
+            kind, place = header.type, header.info
+            if kind not in {RELA, REL} or self._number(place) < 0:
                 continue
-            if kind == REL or int(header["link"]) != self._symbol_table:
+            if kind == REL or header.link != self._symbol_table:
                 raise broken(f"its relocations of section {place} have no addends or other symbols")
             made.append(self._of_section(place, self._content(number, RELOCATION), symbols))
         if not made:
@@ -239,16 +254,17 @@ class _Reader:
     def _of_section(
         self, section: int, relocations: NDArray, symbols: NDArray
     ) -> tuple[NDArray, ...]:
-        place, size = int(self._numbers[section]), int(self._sizes[self._numbers[section]])
+        place = self._numbers[section]
+        size, numbers = self._sizes[place], np.array(self._numbers)
         if np.any(relocations["symbol"] >= len(symbols)):
             raise broken(f"a relocation of section {section} names a symbol that does not exist")
         chosen = symbols[relocations["symbol"]]
         if np.any((chosen["section"] == 0) | (chosen["section"] >= len(self._headers))):
             raise broken(f"a relocation of section {section} names a symbol without a section")
-        targets = self._numbers[chosen["section"]]
+        targets = numbers[chosen["section"]]
         if np.any(targets < 0):
             raise broken(f"a relocation of section {section} names a section that is not loaded")
-        if np.any(chosen["value"] > self._sizes[targets].astype(np.uint64)):
+        if np.any(chosen["value"] > np.array(self._sizes, np.uint64)[targets]):
             raise broken(f"a relocation of section {section} names a symbol outside its section")
         addends = relocations["addend"]
         reaches = np.any((addends > LARGEST) | (addends < -LARGEST))
