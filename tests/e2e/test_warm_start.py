@@ -12,7 +12,7 @@ import pytest
 from benchmarks.cache import small
 from benchmarks.starts import Start
 
-MOST_MODULES: Final = 127
+MOST_MODULES: Final = 117
 """Modules of Penstock's own that a hit on one device may import. `penstock.execution.priority` is
 one:
 the first run already counts for who shares its device; `penstock.closing` another, from which
@@ -75,6 +75,12 @@ UNWANTED: Final = (
     ),
     # What more than one device, or several steps, need; tuning, showing, tracing.
     *(f"penstock.partitioning.{name}" for name in ["arrangement", "dynamic", "greedy"]),
+    # What decodes, infers, asks and places: the plan is kept.
+    *(
+        f"penstock.partitioning.{name}"
+        for name in ["placement", "prediction", "split", "support", "work"]
+    ),
+    *("penstock.ir.infer", "penstock.loaders.flatbuffer", "penstock.loaders.tflite.reader"),
     "penstock.partitioning.show",
     "penstock.runtime.tuning",
     *(

@@ -167,15 +167,16 @@ class Cache:
         return self._collect(max_bytes)
 
     def clear(self) -> Removed:
-        """Removes every entry not in use, also from the drivers' registries, measured placements
-        and kept answers.
+        """Removes every entry not in use, also from the drivers' registries, measured placements,
+        kept answers and kept plans.
 
         Returns the removed entries and what could not be removed. Raises `Unreadable`.
         """
+        from penstock.cache.plans import KeptPlans
         from penstock.cache.verdicts import KeptAnswers, Verdicts
 
-        Verdicts(self.directory).clear()
-        KeptAnswers(self.directory).clear()
+        for records in (Verdicts, KeptAnswers, KeptPlans):
+            records(self.directory).clear()
         return self._collect(-1)
 
     def _collect(self, most_bytes: int | None) -> Removed:

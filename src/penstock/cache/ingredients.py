@@ -19,7 +19,7 @@ from penstock.distribution import origin_of
 from penstock.errors import NoEntry
 from penstock.hal import Device, ExtensionAttribute, PrepareConfig, portable_of
 from penstock.ir import Model
-from penstock.ir.digest import Form, digest_structure
+from penstock.ir.digest import Form
 
 CACHE_SCHEMA: Final = "1"
 """Incremented if equal ingredients no longer give equal artefacts, or if the layout changes."""
@@ -62,7 +62,7 @@ def ingredients_of(
     found: dict[str, str] = {}
     if not trust_token:
         found |= _contents(model)
-        found["step"] = digest_structure(model if step is None else step).hex()
+        found["step"] = (model if step is None else step).structure.hex()
     found["partition"] = describe_operations(operations, len(model.operations))
     declared = {position: operand.shape for position, operand in enumerate(model.inputs)}
     given = {at: s for at, s in (shapes or {}).items() if tuple(s) != declared.get(at)}
@@ -134,7 +134,7 @@ def answers_key(model: Model, device: Device) -> str:
 
 
 def record_key(
-    kind: Literal["placement verdict", "driver verdict", "support answers"],
+    kind: Literal["placement verdict", "driver verdict", "support answers", "plan"],
     ingredients: Mapping[str, str],
 ) -> str:
     """The key, 64 digits, of a record of *kind* that depends on all *ingredients*."""

@@ -28,6 +28,9 @@ DRIVER_VERDICTS: Final = "driver-verdicts"
 ANSWERS: Final = "support"
 """The directory of kept answers about support, below the cache directory."""
 
+PLANS: Final = "plans"
+"""The directory of kept plans, below the cache directory."""
+
 _DIGITS: Final = "0123456789abcdef"
 _LETTERS: Final = "ABCDEFGHIJKLMNOP"
 _TO_LETTERS: Final = str.maketrans(_DIGITS, _LETTERS)

@@ -10,7 +10,6 @@ from typing import ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.cache.claim import oldest
 from penstock.cache.naming import Digits, sealed, unsealed
 from penstock.cache.store import Store
 from penstock.errors import CacheError, Unreadable
@@ -78,6 +77,8 @@ class SealedRecords(Generic[R]):
             self._store.write(self._name(record.key), content)
             paths = [os.path.join(self._path, n) for n in self._names(self.most + MOST_REMOVED)]
             if (over := len(paths) - self.most) > 0:
+                from penstock.cache.claim import oldest
+
                 for path in oldest(paths, over, self._files):
                     with suppress(OSError):
                         self._files.unlink(path)

@@ -15,8 +15,8 @@ from penstock.compilation.calls import describe, in_one_line
 from penstock.compilation.step_receipt import Failure
 from penstock.errors import FOREIGN, DeadObject, DriverError
 from penstock.ir import Model
-from penstock.partitioning.fallback import NOT_ALLOWED, WHOLE
-from penstock.partitioning.plan import ExecutionStep
+from penstock.partitioning.fallback import NOT_ALLOWED
+from penstock.partitioning.plan import WHOLE, ExecutionStep
 
 Kind = TypeVar("Kind", bound=DriverError)
 

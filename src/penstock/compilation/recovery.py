@@ -17,14 +17,13 @@ from penstock.compilation.calls import call_driver, receipt_of
 from penstock.compilation.failing import failure_of, final_error
 from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder
-from penstock.distribution import FALLBACK_DEVICE
+from penstock.distribution import FALLBACK_DEVICE, LAST_RESORT
 from penstock.errors import FOREIGN, DriverError, MissedDeadline
 from penstock.hal.capabilities import class_fault
 from penstock.hal.device import is_isolated, mappable_kinds
 from penstock.logs import Log
 from penstock.partitioning.fallback import no_device_after
 from penstock.partitioning.plan import ExecutionStep
-from penstock.partitioning.support import LAST_RESORT
 
 log = Log(__name__)
 

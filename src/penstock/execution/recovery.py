@@ -24,8 +24,7 @@ from penstock.execution.transfer import transfer
 from penstock.hal import Device
 from penstock.logs import Log
 from penstock.memory.copies import CopyReceipt
-from penstock.partitioning.fallback import WHOLE
-from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, ports_of
+from penstock.partitioning.plan import WHOLE, ExecutionPlan, ExecutionStep, ports_of
 
 log = Log(__name__)
 

@@ -38,7 +38,7 @@ from penstock.hal import (
 )
 from penstock.ir import NDArray
 from penstock.memory.copies import CopyReceipt
-from penstock.partitioning.fallback import WHOLE
+from penstock.partitioning.plan import WHOLE
 
 if TYPE_CHECKING:
     from penstock.hal import Device, PrepareConfig

@@ -23,7 +23,6 @@ from penstock.hal import Device, ExecutionConfig, PrepareConfig, Priority
 from penstock.hal.device import is_isolated
 from penstock.ir import NDArray
 from penstock.ir.types import is_static
-from penstock.partitioning.fallback import may_run_whole, whole_step
 
 if TYPE_CHECKING:
     from penstock.execution.availability import UnavailableDevices
@@ -249,6 +248,7 @@ class Variant:
         if isinstance(error, MissedDeadline) or not self.alternatives.allowed:
             raise error
         from penstock.execution.recovery import Recovery
+        from penstock.partitioning.fallback import may_run_whole, whole_step
 
         plan = self.compilation.plan
         with self._lock:

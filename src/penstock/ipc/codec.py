@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from penstock import errors, hal
 from penstock.ipc import forms, wire
 from penstock.ipc.deadlines import current_deadline
-from penstock.ir import Attributes, AttributeValue, ConstantPool, Model, NDArray
+from penstock.ir import Attributes, ConstantPool, Model, NDArray
+from penstock.ir.encoding import attributes_of, encode_hook
 from penstock.ir.operand import MAX_COPIED_VALUE
 from penstock.ir.transforms import holds_large_values, pooled
 from penstock.logs import printable
@@ -128,7 +129,7 @@ class Packer:
                 return self.handle(Descriptor(fd))
             case np.ndarray() | hal.CancelToken():
                 return self.handle(value)
-        return self.handle(value) if callable(value) else _encode_hook(value)
+        return self.handle(value) if callable(value) else encode_hook(value)
 
 
 def _read_only(argument: hal.RequestArgument) -> hal.RequestArgument:
@@ -199,7 +200,7 @@ class Unpacker:
     def decode_hook(self, kind: Any, value: object) -> object:
         """The handle with the index *value*, as a *kind*."""
         if kind is Attributes:
-            return _attributes(value)
+            return attributes_of(value)
         if type(value) is not int:
             raise TypeError(f"a {type(value).__name__} for the index of a handle")
         if kind is hal.CacheHandle:
@@ -339,35 +340,12 @@ def _decode_alone(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
                 gc.enable()
 
 
-def _encode_hook(value: object) -> object:
-    if isinstance(value, Attributes):
-        return dict(value)
-    raise TypeError(f"a {type(value).__name__} has no place in a message")
-
-
 def _decode_hook(kind: Any, value: object) -> object:
     unpacker: Unpacker = _handles.unpacker
     return unpacker.decode_hook(kind, value)
 
 
-def _attributes(value: object) -> Attributes:
-    if not isinstance(value, dict):
-        raise TypeError(f"a {type(value).__name__} for attributes")
-    if wrong := [name for name in value if not isinstance(name, str)]:
-        raise TypeError(f"the attribute name {wrong[0]!r}")
-    return Attributes({name: _attribute(v) for name, v in value.items()})
-
-
-def _attribute(value: object) -> AttributeValue:
-    match value:
-        case None | bool() | int() | float() | str() | bytes():
-            return value
-        case list() if all(type(v) in {int, float} for v in value):
-            return tuple(value)
-    raise TypeError(f"an attribute of type {type(value).__name__}")
-
-
-_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encode_hook)
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=encode_hook)
 _CALLS: Final[msgspec.msgpack.Decoder[wire.Call]] = msgspec.msgpack.Decoder(
     wire.Call, dec_hook=_decode_hook
 )

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from functools import cache
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -99,6 +101,24 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
             known = self.__dict__["_digest"] = digest_model(self)
         return known
 
+    @property
+    def structure(self) -> bytes:
+        """The `structure` of `digest`, 32 bytes; computed once. No constant is read."""
+        known: bytes = self.known_digests[0]
+        if not known:
+            from penstock.ir.digest import digest_structure
+
+            known = self.__dict__["_structure"] = digest_structure(self)
+        return known
+
+    @property
+    def known_digests(self) -> tuple[bytes, bytes]:
+        """The digests of structure and of constants as far as they are computed, else empty."""
+        digest: Digest | None = self.__dict__.get("_digest")
+        if digest is not None:
+            return digest.structure, digest.constants
+        return self.__dict__.get("_structure", b""), b""
+
     def constant(self, operand: Operand) -> NDArray:
         """The value of a constant operand: a read-only array of its dtype and shape.
 
@@ -145,6 +165,43 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
         signatures = dict(self.signatures)
         parts = (self.subgraphs, self.pools, self.variables, signatures, self.metadata, self.main)
         return Model, parts
+
+
+def restored(
+    subgraphs: tuple[Subgraph, ...],
+    pools: tuple[ConstantPool, ...],
+    variables: tuple[Variable, ...],
+    signatures: Mapping[str, Signature],
+    metadata: Metadata,
+    main: int,
+    digests: tuple[bytes, bytes],
+) -> Model:
+    """The model with these parts, which must be those of a valid model: they are not validated.
+
+    *digests* are those of structure and of constants; empty if they are not known.
+    """
+    # A copy of a struct is made without a call of its `__post_init__`, which would validate.
+    model = copy(_smallest())
+    proxy = MappingProxyType(dict(signatures))
+    for name, value in zip(
+        Model.__struct_fields__,
+        (subgraphs, pools, variables, proxy, metadata, main),
+        strict=True,
+    ):
+        force_setattr(model, name, value)
+    structure, constants = digests
+    if structure and constants:
+        from penstock.ir.digest import Digest
+
+        model.__dict__["_digest"] = Digest(structure, constants)
+    elif structure:
+        model.__dict__["_structure"] = structure
+    return model
+
+
+@cache
+def _smallest() -> Model:
+    return Model((Subgraph((), (), (), ()),))
 
 
 def show_model(model: ModelParts, digest: str) -> str:

@@ -59,8 +59,17 @@ def load(source: Source, *, map: bool = False) -> Model:  # the public name of t
     cannot be read. Raises `InputError` for *map* without a path, for a malformed path, and for a
     source whose `read` does not return bytes.
     """
+    return decode(read(source, map=map))
+
+
+def read(source: Source, *, map: bool = False) -> ConstantPool:  # as in `load`
+    """The bytes of *source*, as `load` reads them. Raises its errors, but for those of `decode`."""
     content = _read(source, map)
-    pool = ConstantPool(content.view, content, content.kind)
+    return ConstantPool(content.view, content, content.kind)
+
+
+def decode(pool: ConstantPool) -> Model:
+    """The model in the bytes of *pool*. Raises `ModelError` subclasses."""
     for _, package in LOADERS:
         loader = import_module(package)
         if loader.recognizes(pool.view):

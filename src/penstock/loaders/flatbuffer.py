@@ -18,6 +18,7 @@ from msgspec import Struct
 from penstock import errors
 from penstock.export.tflite.fields import Field, Kind, Schema, Table
 from penstock.interrupts import polled
+from penstock.loaders.header import check_header
 
 MAX_DEPTH: Final = 32
 MEMORY_PER_BYTE: Final = 44
@@ -48,7 +49,6 @@ lists. Absent scalars have their default, other absent fields are None. A union 
 know).
 """
 
-HEADER_BYTES: Final = 8
 _U32: Final = struct.Struct("<I")
 _I32: Final = struct.Struct("<i")
 _VTABLE: Final = struct.Struct("<HH")
@@ -72,28 +72,6 @@ class _Defect(Exception):
     def error(self) -> errors.ModelError:
         where = ".".join(reversed(self.path)).replace(".[", "[")
         return self.kind(self.message, where=where or None, offset=self.offset)
-
-
-def check_header(head: memoryview, size: int | None, schema: Schema) -> None:
-    """Raises the errors of `Reader.root` early, if the first bytes show a defect of the length, the
-    identifier, or the offset of the root.
-
-    *head* are the first 8 bytes or more of a file of *size* bytes (None: unknown).
-    """
-    if not len(head):
-        raise errors.NotAModel("the file is empty; copy or download it again")
-    if len(head) < HEADER_BYTES:
-        raise errors.TruncatedModel(
-            f"the file has {len(head)} bytes, a header takes {HEADER_BYTES}"
-        )
-    found, wanted = bytes(head[4:HEADER_BYTES]), schema.identifier
-    if found != wanted:
-        raise errors.NotAModel(f"the file identifier is {found!r}, not {wanted!r}", offset=4)
-    (root,) = _U32.unpack_from(head, 0)
-    if not root or (size is not None and root + 4 > size):
-        raise errors.OffsetOutOfBounds(
-            f"refers to byte {root} of {size}; the file is damaged or truncated", offset=0
-        )
 
 
 class Reader:
@@ -129,7 +107,7 @@ class Reader:
         outside the file, and `LimitExceeded`. Each error has the path of the field and the file
         offset.
         """
-        check_header(self.data[:8], self.size, self.schema)
+        check_header(self.data[:8], self.size, self.schema.identifier)
         try:
             return self._table(self._target(0), self.schema.table(self.schema.root), 0)
         except _Defect as defect:

@@ -7,20 +7,17 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from penstock.distribution import FALLBACK_DEVICE
+from penstock.distribution import FALLBACK_DEVICE, LAST_RESORT
 from penstock.hal.device import is_isolated
 from penstock.interrupts import polled
 from penstock.ir import Model
 from penstock.partitioning.placements import Placement
-from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
+from penstock.partitioning.plan import WHOLE, ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
-from penstock.partitioning.support import LAST_RESORT, SupportTable, live_operations, policy_refusal
+from penstock.partitioning.support import SupportTable, live_operations, policy_refusal
 
 NOT_ALLOWED: Final = "no fallback is allowed (allow_fallback=False)"
-
-WHOLE: Final = -1
-"""Index of the pseudo-step that is the whole model (`whole_step`)."""
 
 
 def permit_fallback(

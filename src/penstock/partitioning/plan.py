@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 LEAST_WIDTH: Final = 60
 """Minimum width of a nested branch of control flow."""
 
+WHOLE: Final = -1
+"""Index of the pseudo-step that is the whole model (`partitioning.fallback.whole_step`)."""
+
 
 class Control(Struct, frozen=True):
     """An IF or WHILE that the runtime carries out (NNAPI sections 4.3 to 4.5).

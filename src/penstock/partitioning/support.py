@@ -92,9 +92,6 @@ def _joined(several: Sequence[Needs]) -> Needs:
     return found
 
 
-LAST_RESORT: Final = f"{FALLBACK_DEVICE} (this process)"
-"""Name of the reference device in the caller's process, used after an isolated one."""
-
 SHAPE_UNKNOWN: Final = "known only when it runs"
 """Text in the reasons of drivers that need a shape which the model does not have.
 

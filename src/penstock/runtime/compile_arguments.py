@@ -79,6 +79,18 @@ class Occasion(Struct, frozen=True):
     counter: Callable[[], Counter | None] | None = None
     clock: Callable[[], int] | None = None
 
+    @property
+    def verdict_key(self) -> str:
+        """The key of the measured placement. It depends on the model's content, not on its file."""
+        from penstock.cache.ingredients import placement_key
+
+        policy, demands = self.policy, dict[str, object]()
+        for name in ("accuracy", "min_coverage", "max_partitions", "min_partition_size"):
+            demands[name] = getattr(policy, name)
+        for name, rules in (("require", policy.require), ("forbid", policy.forbid)):
+            demands[name] = {key: list(names) for key, names in rules.items()}
+        return placement_key(self.source, self.devices, self.config, self.shapes, demands)
+
 
 def check_types(
     cancel: object,
@@ -105,6 +117,11 @@ def check_types(
         raise InputError(f"isolate must be true, false or None, not {isolate!r}")
 
 
+def checked_options(portable: str | None) -> tuple[tuple[str, str], ...]:
+    """`portable_options` of a baseline that a device is known to have."""
+    return () if portable is None else ((PORTABLE, portable),)
+
+
 def portable_options(
     portable: object, devices: Sequence[hal.Device]
 ) -> tuple[tuple[str, str], ...]:
@@ -117,7 +134,7 @@ def portable_options(
     if portable not in known:
         choices = f"one of {', '.join(known)}" if known else "left out: no device compiles for any"
         raise InputError(f"portable names a processor baseline, {choices}; not {portable!r}")
-    return ((PORTABLE, str(portable)),)
+    return checked_options(str(portable))
 
 
 def cache_info(cache: object) -> tuple[CacheInfo | None, str]:

@@ -15,11 +15,11 @@ from penstock.execution.compiled import CompiledModel
 from penstock.hal.config import ProgressCallback
 from penstock.interrupts import interruptible
 from penstock.ir import Model
-from penstock.loaders import Source, load
+from penstock.loaders import Source, decode, read
 from penstock.partitioning.policy import Policy
 from penstock.runtime.compile_arguments import CompileArguments, Shapes, cache_info, check_types
 from penstock.runtime.discovery import DeviceInfo
-from penstock.runtime.session import Session
+from penstock.runtime.session import Session, kept_plan
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
@@ -108,11 +108,15 @@ def compile_model(
     deadline_ns = deadline_of(timeout, time.monotonic_ns())
     recorder = Recorder()
     with interruptible(deadline_ns, cancel):
+        case = restored = None
         if isinstance(model, Model):
             loaded = model
         else:
             with recorder.time("load", ""):
-                loaded = load(model)
+                file = read(model)
+                case, restored = kept_plan(file, arguments, deadline_ns)
+                loaded = decode(file) if restored is None else restored.model
         if signature is not None:
             loaded = loaded.signature_model(signature)
-        return Session(loaded, arguments, deadline_ns, cancel, progress).compile(recorder)
+        session = Session(loaded, arguments, deadline_ns, cancel, progress, case, restored)
+        return session.compile(recorder)

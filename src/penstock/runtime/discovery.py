@@ -145,6 +145,32 @@ class Manager:
         found = self._usable_by_name(name, isolate)
         return None if found is None else found.info.driver
 
+    def found(self, name: str, isolate: bool | None = None) -> Found | None:
+        """The usable device of that name with its description, or None."""
+        return self._usable_by_name(name, isolate)
+
+    def of_driver(
+        self, driver: str, name: str, isolate: bool | None = None, deadline_ns: int | None = None
+    ) -> Found | None:
+        """The usable device *name* of *driver*, or None. No other driver is loaded.
+
+        Other drivers may have a device of that name: only for a name that is known to be the
+        driver's. Raises as `choose`.
+        """
+        with self._held(deadline_ns):
+            for one in self._all_drivers():
+                if one.name == driver and not one.refused:
+                    for found in one.devices(isolate, deadline_ns):
+                        if found.info.name == name and found.info.usable:
+                            return found
+        return None
+
+    def origins(self) -> list[str]:
+        """Each driver's entry point with its distribution and version. None is loaded."""
+        with self._held(None):
+            sources = [driver.source for driver in self._all_drivers()]
+        return [f"{s.entry_point}@{s.distribution}-{s.version}" for s in sources]
+
     def _usable_by_name(self, name: str, isolate: bool | None) -> Found | None:
         return self._likeliest(name, isolate, None) or _usable(name, self._discover(isolate))
 

@@ -91,7 +91,7 @@ def source_of(entry: DriverEntry) -> Source:
 def installed_entries() -> Sequence[DriverEntry]:
     """The entry points `penstock.drivers`, of each distribution the first on `sys.path`."""
     try:
-        if _is_ordinary():
+        if is_ordinary():
             return tuple(entry for found in _texts() for entry in _entries(*found))
     except NotADirectoryError:  # a zip file
         pass
@@ -100,7 +100,7 @@ def installed_entries() -> Sequence[DriverEntry]:
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
-def _is_ordinary() -> bool:
+def is_ordinary() -> bool:
     """Whether `sys.path` has only plain directories to search."""
     finders = [f for f in sys.meta_path if hasattr(f, "find_distributions")]
     return all(getattr(f, "__name__", "") == "PathFinder" for f in finders) and not any(

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
 from penstock import errors, knobs
 from penstock.cache.naming import DRIVER_VERDICTS, VERDICTS
-from penstock.distribution import FALLBACK_DEVICE
+from penstock.distribution import FALLBACK_DEVICE, LAST_RESORT
 from penstock.hal import Device, PrepareConfig
 from penstock.hal.device import is_isolated
 from penstock.interrupts import current_deadline
 from penstock.ir import Model
-from penstock.partitioning.fallback import permit_fallback
-from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import LAST_RESORT, collect_support
-from penstock.partitioning.work import LEAST_LIMIT, check_memory, most_bytes
 from penstock.runtime.compile_arguments import Occasion
 from penstock.runtime.discovery import DeviceInfo, Manager
 
@@ -46,6 +42,8 @@ def plan_model(occasion: Occasion, *, measure: bool = False, keep: bool = False)
             return plan
         if measure:
             return tuned_plan(occasion)
+    from penstock.partitioning.placement import place
+
     return place(model, devices, policy, occasion.config.preference)
 
 
@@ -67,6 +65,9 @@ def _has_basis(device: Device) -> bool:
 
 def with_fallbacks(plan: ExecutionPlan, devices: Sequence[Device], policy: Policy) -> ExecutionPlan:
     """*plan* with the fallbacks that its steps have if only *devices* are listed."""
+    from penstock.partitioning.fallback import permit_fallback
+    from penstock.partitioning.support import collect_support
+
     table = collect_support(plan.model, trusted(devices, policy), policy, check_keys=False)
     steps = permit_fallback(plan.steps, table, plan.operations, policy)
     return replace(plan, steps=steps)
@@ -144,6 +145,37 @@ class CompileDevices(Mapping[str, Device]):
         return len(self._chosen)
 
 
+class PlannedDevices(CompileDevices):
+    """The devices of a restored plan: the *used* ones, and others of *names* found on demand.
+
+    *find* finds a device by name. If it fails, the device counts as unknown.
+    """
+
+    def __init__(
+        self,
+        used: Mapping[str, Device],
+        names: Sequence[str],
+        find: Callable[[str], Device],
+        manager: Manager,
+    ) -> None:
+        super().__init__([*used.values()], manager)
+        self._names, self._find = names, find
+
+    def __getitem__(self, name: str) -> Device:
+        if name in self._names and name not in self._chosen and name != FALLBACK_DEVICE:
+            try:
+                self._chosen[name] = self._find(name)
+            except (errors.NotAvailable, errors.PlacementError) as error:
+                raise KeyError(name) from error
+        return super().__getitem__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def last_resort(manager: Manager) -> Device | None:
     """The reference device in this process as `LAST_RESORT`; None if it is unusable."""
     device = manager.by_name(FALLBACK_DEVICE, isolate=False)
@@ -204,10 +236,22 @@ def _may_be(name: str, info: DeviceInfo) -> bool:
     return name == info.name or (whole_driver and name.startswith(f"{info.name}-"))
 
 
-def check_run_memory(model: Model) -> None:
-    """Calls `check_memory`, unless the values certainly fit the memory limits."""
-    if knobs.max_run_mib() or most_bytes(model) > LEAST_LIMIT:
+def check_run_memory(model: Model, *, is_small: bool = False) -> None:
+    """Calls `check_memory`, unless the values certainly fit the memory limits.
+
+    *is_small* says that `has_small_runs` was true of the model before.
+    """
+    if knobs.max_run_mib() or not (is_small or has_small_runs(model)):
+        from penstock.partitioning.work import check_memory
+
         check_memory(model)
+
+
+def has_small_runs(model: Model) -> bool:
+    """Whether the values of a run fit the limit that holds without the knob `max_run_mib`."""
+    from penstock.partitioning.work import LEAST_LIMIT, most_bytes
+
+    return most_bytes(model) <= LEAST_LIMIT
 
 
 def may_be_long(plan: ExecutionPlan, config: PrepareConfig) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -15,14 +15,14 @@ from penstock.compilation.compilation import compile_plan
 from penstock.compilation.prepared import CompileOptions
 from penstock.compilation.step_receipt import Recorder
 from penstock.distribution import FALLBACK_DEVICE
-from penstock.errors import PlacementError, RefusalCode, counted
+from penstock.errors import InputError, NotAvailable, PlacementError, RefusalCode, counted
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import interface_of
 from penstock.execution.variant import Variant
 from penstock.hal.config import ProgressCallback
 from penstock.hal.device import is_isolated, is_placeholder
 from penstock.interrupts import interruptible, punctual
-from penstock.ir import Model, infer_shapes
+from penstock.ir import ConstantPool, Model
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
@@ -33,11 +33,21 @@ from penstock.threads import allowed_threads
 if TYPE_CHECKING:
     from penstock.compilation.entry import Caching
     from penstock.runtime.isolation import IsolatedCompile
+    from penstock.runtime.keeping import PlanCase, RestoredPlan
 
 log = Log(__name__)
 
 FILES_GIVEN_BACK: Final = "the cache files were given for the first compile alone"
 """Why shapes that come with a run are not cached if the caller opened the files."""
+
+
+class Planned(NamedTuple):
+    """A plan with its devices. *occasion* is None for a restored plan."""
+
+    plan: ExecutionPlan
+    devices: planning.CompileDevices
+    isolated: IsolatedCompile | None
+    occasion: compile_arguments.Occasion | None
 
 
 class Session:
@@ -50,23 +60,33 @@ class Session:
         deadline_ns: int | None = None,
         cancel: hal.CancelToken | None = None,
         progress: ProgressCallback | None = None,
+        case: PlanCase | None = None,
+        restored: RestoredPlan | None = None,
     ) -> None:
+        """*restored* is the plan that is kept for *case*; without it the first plan is kept."""
         self.model, self.arguments, self.policy = model, arguments, arguments.policy
         self.allow = self.policy.allow_fallback and knobs.allow_fallback()
-        self.chosen = self._choose(deadline_ns)
-        if self.policy.require or self.policy.forbid:
-            planning.check_rules(self.policy, self.chosen, manager)
+        self.case, self.restored = case, restored
+        self._chosen: list[hal.Device] | None = None
+        if restored is None:
+            self._chosen = self._choose(deadline_ns)
+            if self.policy.require or self.policy.forbid:
+                planning.check_rules(self.policy, self._chosen, manager)
         self.interface = interface_of(model, arguments.signature)
         self.files_lent = True
         self.reporter = None if progress is None else compile_arguments.Reporter(progress)
         self.variant_of = Variant if arguments.variants is None else arguments.variants(self.policy)
+        if restored is None:
+            portable = compile_arguments.portable_options(arguments.portable, self.chosen)
+        else:
+            portable = compile_arguments.checked_options(arguments.portable)
         self.config = hal.PrepareConfig(
             preference=arguments.preference,
             priority=arguments.priority,
             deadline_ns=deadline_ns,
             accuracy=self.policy.accuracy,
             num_threads=allowed_threads(arguments.num_threads),
-            options=compile_arguments.portable_options(arguments.portable, self.chosen),
+            options=portable,
             attributes=arguments.attributes,
             progress=self.reporter,
             cancel=cancel,
@@ -75,6 +95,13 @@ class Session:
     def _choose(self, deadline_ns: int | None) -> list[hal.Device]:
         wanted, isolate = self.arguments.devices, self.arguments.isolate
         return manager.choose(wanted, isolate, deadline_ns, absent=self.allow)
+
+    @property
+    def chosen(self) -> list[hal.Device]:
+        """The devices to place operations on. With a restored plan they are found on first use."""
+        if self._chosen is None:
+            self._chosen = self._choose(None)
+        return self._chosen
 
     def compile(self, recorder: Recorder) -> CompiledModel:
         shapes = compile_arguments.shapes_by_position(self.interface, self.arguments.shapes)
@@ -110,31 +137,23 @@ class Session:
         self, shapes: Mapping[int, Sequence[int]], config: hal.PrepareConfig, recorder: Recorder
     ) -> Variant:
         arguments, isolate, until = self.arguments, self.arguments.isolate, config.deadline_ns
-        if any(map(is_placeholder, self.chosen)):
-            self.chosen = self._choose(until)
-        devices = planning.CompileDevices(self.chosen, manager)
-        isolated = self._isolated_compile(until, self.chosen)
-        with recorder.time("partition", ""):
-            model = infer_shapes(self.model, shapes)
-            planning.check_run_memory(model)
-            directory = None
-            if arguments.cache is not None and not arguments.cache.trust_token:
-                directory = arguments.cache.place
-            occasion = compile_arguments.Occasion(
-                self.model, model, shapes, self.chosen, devices, self.policy, config, directory
-            )
-            with isolated.answering(in_half=True) if isolated else nullcontext():
-                plan = self._placed(occasion)
+        restored, self.restored = self.restored, None
+        if restored is None:
+            made = self._planned(shapes, config, recorder)
+        else:
+            made = self._restored(restored, until)
+        plan, devices, isolated, occasion = made
         left: list[str] = []
         if planning.may_be_long(plan, config):
             from penstock.runtime.apart import demanding, set_apart
 
-            reasons = demanding(plan, self.chosen, config)
-            chosen, apart, left = set_apart(self.chosen, reasons, isolate, manager, until)
-            if apart:
-                plan = replace(plan, apart=tuple(apart.items()))
-                devices = planning.CompileDevices(chosen, manager, apart=True)
-                isolated = isolated or self._isolated_compile(until, chosen)
+            here = self.chosen if restored is None else [*restored.devices.values()]
+            if reasons := demanding(plan, here, config):
+                chosen, apart, left = set_apart(self.chosen, reasons, isolate, manager, until)
+                if apart:
+                    plan = replace(plan, apart=tuple(apart.items()))
+                    devices = planning.CompileDevices(chosen, manager, apart=True)
+                    isolated = isolated or self._isolated_compile(until, chosen)
         if isolated and not self.allow:
             from penstock.execution.availability import refuse_unavailable
 
@@ -150,9 +169,9 @@ class Session:
         options = CompileOptions(self.allow, caching, meanwhile, recorder, uncached=uncached)
         with isolated.answering() if isolated else nullcontext(), _ending(plan, devices):
             compilation = compile_plan(plan, devices, config, options)
-        made = compilation.receipt
-        steps = "; ".join(f"{step.device}, cache {step.cache}" for step in made.steps)
-        counts = len(plan.operations), len(plan.steps), made.wall_ns / 1e9, made.compiles
+        receipt = compilation.receipt
+        steps = "; ".join(f"{step.device}, cache {step.cache}" for step in receipt.steps)
+        counts = len(plan.operations), len(plan.steps), receipt.wall_ns / 1e9, receipt.compiles
         text = "compiled %d operations in %d steps in %.3f s, %d driver compiles: %s"
         log.info(text, *counts, steps)
         if plan.apart:
@@ -165,9 +184,53 @@ class Session:
         absence = None
         if isolated:
             compilation, absence = isolated.with_notes(compilation, devices)
+        if occasion is not None and self.case is not None:
+            from penstock.runtime.keeping import keep
+
+            case, self.case = self.case, None
+            keep(case, occasion, plan, isolate, manager)
         variant = self.variant_of(compilation, devices, _for_later(config), self.allow)
         variant.absence = absence
         return variant
+
+    def _planned(
+        self,
+        shapes: Mapping[int, Sequence[int]],
+        config: hal.PrepareConfig,
+        recorder: Recorder,
+    ) -> Planned:
+        from penstock.ir.infer import infer_shapes
+
+        arguments, until = self.arguments, config.deadline_ns
+        if any(map(is_placeholder, self.chosen)):
+            self._chosen = self._choose(until)
+        devices = planning.CompileDevices(self.chosen, manager)
+        isolated = self._isolated_compile(until, self.chosen)
+        with recorder.time("partition", ""):
+            model = infer_shapes(self.model, shapes)
+            planning.check_run_memory(model)
+            directory = None
+            if arguments.cache is not None and not arguments.cache.trust_token:
+                directory = arguments.cache.place
+            occasion = compile_arguments.Occasion(
+                self.model, model, shapes, self.chosen, devices, self.policy, config, directory
+            )
+            with isolated.answering(in_half=True) if isolated else nullcontext():
+                plan = self._placed(occasion)
+        return Planned(plan, devices, isolated, occasion)
+
+    def _restored(self, restored: RestoredPlan, deadline_ns: int | None) -> Planned:
+        """The restored plan. What the machine's memory allows may have changed."""
+        plan, isolate = restored.plan, self.arguments.isolate
+        planning.check_run_memory(plan.model, is_small=restored.is_small)
+
+        def find(name: str) -> hal.Device:
+            (found,) = manager.choose([name], isolate, absent=self.allow)
+            return found
+
+        devices = planning.PlannedDevices(restored.devices, plan.devices, find, manager)
+        isolated = self._isolated_compile(deadline_ns, [*restored.devices.values()])
+        return Planned(plan, devices, isolated, None)
 
     def _isolated_compile(
         self, deadline_ns: int | None, chosen: Sequence[hal.Device]
@@ -235,8 +298,9 @@ class Session:
 
     def _not_named(self, plan: ExecutionPlan) -> list[str]:
         """A note on steps on a device that the caller did not name, with the first reason."""
+        # A restored plan rests on no verdict, so nothing in it moved.
         moved = [p for p in plan.operations if p.device == FALLBACK_DEVICE]
-        if self._names_fallback or not moved:
+        if not moved or self._chosen is None or self._names_fallback:
             return []
         for refusal in moved[0].refusals.values():
             if refusal.code is RefusalCode.WRONG_RESULTS:
@@ -284,6 +348,31 @@ def _ending(plan: ExecutionPlan, devices: Mapping[str, hal.Device]) -> AbstractC
     from penstock.runtime.apart import abandoned_late
 
     return abandoned_late(devices, dict(plan.apart))
+
+
+def kept_plan(
+    file: ConstantPool, arguments: compile_arguments.CompileArguments, deadline_ns: int | None
+) -> tuple[PlanCase | None, RestoredPlan | None]:
+    """The case of a compile of *file*, and the plan that is kept for it.
+
+    The case is None if its plan is not kept, the plan if none can be used.
+    """
+    if arguments.cache is None:
+        return None, None
+    from penstock.runtime.keeping import case_of, look_up
+
+    try:
+        if (case := case_of(file, arguments, manager)) is None:
+            return None, None
+        found = look_up(case, arguments, manager, deadline_ns)
+    except (InputError, NotAvailable, PlacementError) as error:
+        # The compile raises it, after the errors of the model.
+        log.info("no kept plan is used: %s", error)
+        return None, None
+    if isinstance(found, str):
+        log.info("no kept plan is used: %s", found)
+        return case, None
+    return case, found
 
 
 def recompile(model: Model, arguments: compile_arguments.CompileArguments) -> CompiledModel:

@@ -15,7 +15,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock import errors
-from penstock.cache.ingredients import placement_key
 from penstock.cache.verdicts import Verdict, Verdicts
 from penstock.compilation.calls import check_interrupts
 from penstock.compilation.compilation import compile_plan
@@ -124,7 +123,7 @@ def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
     """The plan of the stored verdict on *occasion*; None if there is none that is allowed."""
     if occasion.directory is None:
         return None
-    verdict = Verdicts(occasion.directory).load(_key(occasion))
+    verdict = Verdicts(occasion.directory).load(occasion.verdict_key)
     if verdict is None or verdict.accuracy != occasion.policy.accuracy:
         return None
     try:
@@ -239,7 +238,7 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
     if occasion.directory is None or plan.tuned is None or is_partial:
         return
     verdict = Verdict(
-        key=_key(occasion),
+        key=occasion.verdict_key,
         accuracy=occasion.policy.accuracy,
         devices=tuple(placement.device for placement in plan.operations),
         report=msgspec.Raw(msgspec.json.encode(plan.tuned)),
@@ -251,17 +250,6 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
         Verdicts(occasion.directory).save(verdict)
     except errors.CacheError as error:
         log.warning("the measured placement is not kept: %s", error)
-
-
-def _key(occasion: Occasion) -> str:
-    """The key of the verdict on *occasion*. It depends on the model's content, not on its file."""
-    policy, demands = occasion.policy, dict[str, object]()
-    for name in ("accuracy", "min_coverage", "max_partitions", "min_partition_size"):
-        demands[name] = getattr(policy, name)
-    for name, rules in (("require", policy.require), ("forbid", policy.forbid)):
-        demands[name] = {key: list(names) for key, names in rules.items()}
-    config, shapes = occasion.config, occasion.shapes
-    return placement_key(occasion.source, occasion.devices, config, shapes, demands)
 
 
 RANGED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})

@@ -18,7 +18,7 @@ from penstock.ir import Model
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.subgraph import ConstantPool
 from penstock.loaders import tflite
-from penstock.loaders.flatbuffer import check_header
+from penstock.loaders.header import check_header
 from penstock.loaders.tflite.catalog import Catalog, read_catalog
 from penstock.loaders.tflite.operators import OperatorCode
 from penstock.memory import sealed_file
@@ -98,7 +98,7 @@ def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
 def _read(name: str) -> sealed_file.SealedFile:
     def judge(head: bytes, size: int | None) -> None:
         if head:  # an empty file has an error of its own
-            check_header(memoryview(head), size, TFLITE)
+            check_header(memoryview(head), size, TFLITE.identifier)
 
     try:
         content = sealed_file.read_path(Path(name), judge)

@@ -15,9 +15,9 @@ import pytest
 
 import penstock
 from penstock import CompiledModel, Outputs, Policy
+from penstock.distribution import LAST_RESORT
 from penstock.errors import DeadObject, PlacementError
 from penstock.ipc import supervision
-from penstock.partitioning.support import LAST_RESORT
 from penstock.runtime import isolation
 from penstock.runtime.discovery import Manager
 from penstock.runtime.entries import Entry

@@ -17,8 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock import errors, knobs
-from penstock.export.tflite.fields import BLOCK_SCALED, RANDOM_INPUTS, STATE_INPUTS, TFLITE
-from penstock.export.tflite.schema import FILE_IDENTIFIER
+from penstock.export.tflite.fields import BLOCK_SCALED, RANDOM_INPUTS, STATE_INPUTS
 from penstock.faults import Fault, FaultCode
 from penstock.interrupts import polled
 from penstock.ir.model import Model
@@ -26,7 +25,7 @@ from penstock.ir.operand import DataLocation, Lifetime, Operand, Origin
 from penstock.ir.operation import AttributeValue
 from penstock.ir.subgraph import NO_METADATA, ConstantPool, Metadata, Signature
 from penstock.ir.types import PACKED, DType, NDArray, element_count
-from penstock.loaders.flatbuffer import Values, check_header
+from penstock.loaders.flatbuffer import Values
 from penstock.loaders.tflite.body import Body, Lowered
 from penstock.loaders.tflite.operators import (
     RESOURCE_OPERATORS,
@@ -57,21 +56,6 @@ INTERMEDIATE_OPERATORS = frozenset({"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"})
 
 STATEFUL_OPERATORS = RESOURCE_OPERATORS | RANDOM_INPUTS.keys() | STATE_INPUTS.keys()
 """Operators that have state, or read or change it, whatever their operands are."""
-
-
-def recognizes(content: memoryview) -> bool:
-    """Whether *content* carries TFLite's file identifier."""
-    return bytes(content[4:8]) == FILE_IDENTIFIER
-
-
-def may_begin(head: memoryview, size: int | None) -> bool:
-    """Whether a file of *size* bytes (None: unknown) that begins with *head* is a TFLite file. If
-    its root is outside the file, raises the error that `load` raises.
-    """
-    if not recognizes(head):
-        return False
-    check_header(head, size, TFLITE)
-    return True
 
 
 def load(pool: ConstantPool) -> Model:

@@ -1,0 +1,296 @@
+"""Plans that are kept between starts: what loading and partitioning decided for a file.
+
+A kept plan is used only if everything that decided it is the same: the file's content, the
+arguments, the settings, the installed distributions with their drivers, the processor, and
+Penstock's own code. Then no device is asked what it supports, nothing is partitioned, the file is
+read and hashed but not decoded, and only the drivers of the plan's devices are loaded. Each of
+these devices must still be the one that the plan was made with.
+
+A plan is not kept if it rests on more than that: on device objects of the program, on a driver that
+did not answer, on verdicts of shadow verification, or on a device of another distribution that was
+unusable, which may be usable at the next start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct
+
+from penstock import errors, knobs
+from penstock.cache.ingredients import cpu_features
+from penstock.cache.naming import VERDICTS
+from penstock.cache.plans import PLAN_SCHEMA, KeptPlan, KeptPlans, plan_key
+from penstock.distribution import DISTRIBUTION
+from penstock.hal import Device
+from penstock.interrupts import polled
+from penstock.ir import ConstantPool, Model
+from penstock.logs import Log
+from penstock.partitioning.encoding import decode, encode
+from penstock.partitioning.plan import ExecutionPlan
+from penstock.partitioning.policy import Policy
+from penstock.runtime.compile_arguments import CompileArguments, Occasion, Shapes
+from penstock.runtime.discovery import Manager
+from penstock.runtime.examination import DeviceInfo
+from penstock.runtime.installed import distributions, own_code
+from penstock.threads import allowed_threads
+
+if TYPE_CHECKING:
+    from penstock.partitioning.placements import Placement
+
+log = Log(__name__)
+
+CHUNK: Final = 1 << 24
+"""Number of bytes that are hashed between two checks of the deadline."""
+
+EVERY_DEVICE: Final = "every usable one"
+
+MEASURED: Final = "measured placement"
+
+UNRELATED: Final = frozenset({
+    "cache_dir", "cache_limit_mib", "keep_failure_data", "keep_failures", "key_store",
+    "late_write_seconds", "lease_seconds", "random_seed", "sandbox_log", "state_dir",
+})  # fmt: skip
+"""Settings that decide nothing about a plan."""
+
+UNSETTLED: Final = frozenset({
+    errors.RefusalCode.NO_ANSWER, errors.RefusalCode.WRONG_RESULTS, errors.RefusalCode.UNUSABLE,
+})  # fmt: skip
+"""Reasons against a device that may not hold at the next start."""
+
+
+class PlanCase(Struct, frozen=True):
+    """A compile whose plan may be kept: the *file*, and the *ingredients* of its key."""
+
+    directory: str
+    file: ConstantPool
+    ingredients: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        return plan_key(self.ingredients)
+
+
+class RestoredPlan(Struct, frozen=True):
+    """A kept *plan*, the *model* before shapes were put into it, and the plan's *devices* by name.
+
+    *is_small* says that the values of a run fit every machine's memory limit.
+    """
+
+    plan: ExecutionPlan
+    model: Model
+    devices: dict[str, Device]
+    is_small: bool
+
+
+def case_of(file: ConstantPool, arguments: CompileArguments, manager: Manager) -> PlanCase | None:
+    """The case of a compile of *file* with *arguments*; None if its plan is not kept.
+
+    Raises `InputError` for invalid settings.
+    """
+    directory = kept_in(arguments)
+    if directory is None or (devices := _devices_text(arguments.devices)) is None:
+        return None
+    if (installed := distributions()) is None:
+        return None
+    names, times = installed
+    ingredients = {
+        "file": _digest(file.view),
+        "signature": arguments.signature or "",
+        "shapes": _shapes_text(arguments.shapes),
+        "devices": devices,
+        "isolate": str(arguments.isolate),
+        "preference": arguments.preference,
+        "policy": _policy_text(arguments.policy),
+        "portable": arguments.portable or "",
+        "num_threads": str(allowed_threads(arguments.num_threads)),
+        "settings": _settings_text(),
+        "drivers": " ".join(manager.origins()),
+        "distributions": names,
+        "installed": times,
+        "penstock": sys.modules["penstock"].__version__,
+        "code": own_code(),
+        "cpu_features": cpu_features(),
+        "schema": PLAN_SCHEMA,
+    }
+    return PlanCase(directory, file, ingredients)
+
+
+def kept_in(arguments: CompileArguments) -> str | None:
+    """The directory in which plans of a compile with *arguments* are kept; None if in none."""
+    info = arguments.cache
+    if info is None or info.trust_token or arguments.tune or arguments.variants is not None:
+        return None
+    return info.place
+
+
+def look_up(
+    case: PlanCase, arguments: CompileArguments, manager: Manager, deadline_ns: int | None
+) -> RestoredPlan | str:
+    """The kept plan of *case*, or why there is none that can be used."""
+    found = KeptPlans(case.directory).load(case.key)
+    if found is None:
+        return "nothing is kept for this case"
+    devices: dict[str, Device] = {}
+    for name, was in found.rests_on.items():
+        if name == MEASURED:
+            key, _, mark = was.partition(" ")
+            if mark != _mark(case.directory, key):
+                return "the measured placement changed"
+            continue
+        driver, _, identity = was.partition("\n")
+        one = manager.of_driver(driver, name, arguments.isolate, deadline_ns)
+        if one is None:
+            return f"device {name} cannot be used any more"
+        if _identity(one.info) != identity:
+            return f"device {name} changed"
+        devices[name] = one.device
+    try:
+        plan, model = decode(found.content, case.file)
+    except msgspec.MsgspecError as error:
+        return f"the kept plan cannot be read: {error}"
+    return RestoredPlan(plan, model, devices, found.is_small)
+
+
+def keep(
+    case: PlanCase, occasion: Occasion, plan: ExecutionPlan, isolate: bool | None, manager: Manager
+) -> None:
+    """Keeps *plan*, made on *occasion*, if it may be; logs why not. Never raises."""
+    try:
+        if reason := _why_not_kept(case, plan, isolate, manager):
+            log.info("the plan is not kept: %s", reason)
+            return
+        from penstock.runtime.planning import has_small_runs
+
+        content = encode(plan, occasion.source, case.file)
+        rests_on = {name: _rests_on(name, isolate, manager) for name in _used(plan)}
+        verdict = occasion.verdict_key
+        rests_on[MEASURED] = f"{verdict} {_mark(case.directory, verdict)}"
+        kept = KeptPlan(
+            key=case.key,
+            ingredients=case.ingredients,
+            rests_on=rests_on,
+            summary=plan.summary(),
+            content=content,
+            is_small=has_small_runs(occasion.model),
+            penstock=case.ingredients["penstock"],
+        )
+        KeptPlans(case.directory).save(kept)
+    except (errors.CacheError, TypeError, ValueError, OverflowError, LookupError) as error:
+        log.info("the plan is not kept: %s", error)
+
+
+def _why_not_kept(
+    case: PlanCase, plan: ExecutionPlan, isolate: bool | None, manager: Manager
+) -> str:
+    from penstock.runtime.planning import has_driver_verdicts
+
+    if has_driver_verdicts():
+        return "shadow verification has verdicts on drivers of this machine"
+    if plan.apart:
+        return "a device runs in a process of its own for this compile only"
+    if manager.absent(isolate):
+        return "a driver was unavailable"
+    everything = manager.infos(isolate) if case.ingredients["devices"] == EVERY_DEVICE else ()
+    for info in everything:
+        if not info.usable and info.source.distribution != DISTRIBUTION:
+            return f"device {info.name} is unusable now: {info.reason}"
+    if any(map(_is_unsettled, _placements(plan))):
+        return "a device did not answer"
+    return ""
+
+
+def _is_unsettled(placement: Placement) -> bool:
+    return any(why.code in UNSETTLED for why in placement.refusals.values())
+
+
+def _placements(plan: ExecutionPlan) -> Iterator[Placement]:
+    yield from plan.operations
+    for step in plan.steps:
+        for branch in () if step.control is None else step.control.branches:
+            yield from _placements(branch)
+
+
+def _used(plan: ExecutionPlan) -> list[str]:
+    """The names of the devices of the plan's steps and of the branches that they enter."""
+    names: dict[str, None] = {}
+    for step in plan.steps:
+        names[step.device] = None
+        for branch in () if step.control is None else step.control.branches:
+            names |= dict.fromkeys(_used(branch))
+    return list(names)
+
+
+def _rests_on(name: str, isolate: bool | None, manager: Manager) -> str:
+    found = manager.found(name, isolate)
+    if found is None:
+        raise LookupError(f"no driver has device {name}")
+    return f"{found.info.driver}\n{_identity(found.info)}"
+
+
+def _identity(info: DeviceInfo) -> str:
+    """What must be the same for a kept plan to hold for the device of *info*."""
+    claims = sha256(msgspec.json.encode(info.capabilities)).hexdigest()
+    parts = info.name, info.version, info.source.origin, info.feature_level, info.isolated, claims
+    return "\n".join(map(str, parts))
+
+
+def _mark(directory: str, verdict: str) -> str:
+    """Size and time of the stored verdict of that key; "none" without one."""
+    try:
+        status = os.stat(os.path.join(directory, VERDICTS, f"{verdict}.json"))
+    except OSError:
+        return "none"
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _digest(content: memoryview) -> str:
+    digest = sha256()
+    for start in polled(range(0, content.nbytes, CHUNK)):
+        digest.update(content[start : start + CHUNK])
+    return digest.hexdigest()
+
+
+def _devices_text(devices: object) -> str | None:
+    """The listed devices, as words; None if one is an object, whose answers may change."""
+    if devices is None:
+        return knobs.devices() or EVERY_DEVICE
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        return None
+    names = [one.name if isinstance(one, DeviceInfo) else one for one in devices]
+    return " ".join(map(repr, names)) if all(isinstance(n, str) for n in names) else None
+
+
+def _shapes_text(shapes: Shapes | None) -> str:
+    try:
+        named = {repr(name): "x".join(map(str, shape)) for name, shape in (shapes or {}).items()}
+    except TypeError:  # the compile reports it
+        return "invalid"
+    return " ".join(f"{name}:{shape}" for name, shape in sorted(named.items()))
+
+
+def _policy_text(policy: Policy) -> str:
+    """The demands of *policy* on a placement."""
+    demands: dict[str, object] = {
+        name: getattr(policy, name)
+        for name in policy.__struct_fields__
+        if name not in {"require", "forbid", "shadow", "while_compiling"}
+    }
+    for name, rules in (("require", policy.require), ("forbid", policy.forbid)):
+        demands[name] = {key: sorted(names) for key, names in rules.items()}
+    return msgspec.json.encode(demands, order="sorted").decode()
+
+
+def _settings_text() -> str:
+    """The settings that are not at their defaults, as words."""
+    given = {
+        name: found[0]
+        for name, knob in knobs.KNOBS.items()
+        if name not in UNRELATED and (found := knob.source())[1] != "default"
+    }
+    return " ".join(f"{name}={value}" for name, value in given.items())

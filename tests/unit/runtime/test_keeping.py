@@ -1,0 +1,396 @@
+"""Plans kept between starts: used only for the same case, and then nothing is decoded, asked or
+partitioned.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import asdict, replace
+
+import penstock
+from penstock import hal, knobs
+from penstock.cache import Cache
+from penstock.cache.info import CacheInfo
+from penstock.cache.naming import PLANS, VERDICTS
+from penstock.cache.plans import KeptPlans
+from penstock.drivers.sample import SampleDevice
+from penstock.errors import PenstockError
+from penstock.execution import CompiledModel
+from penstock.export import tflite
+from penstock.ir import DType, ModelBuilder, infer
+from penstock.partitioning import encoding, placement
+from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
+from penstock.runtime.discovery import Manager
+from tests.conftest import CORPUS, corpus_parameters
+from tests.support_devices import NumpyDevice
+from tests.unit.partitioning.models import chain
+
+X = np.ones((1, 4), np.float32)
+DEVICES = ["sample"]
+BOTH = ["sample", "reference"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A network of two operations with constants in the file and in the model."""
+    path = tmp_path / "small.tflite"
+    path.write_bytes(small(1))
+    return path
+
+
+def small(addend: int) -> bytes:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 4), "x")
+    weights = builder.constant(np.arange(256, dtype=np.float32).reshape(64, 4) + addend, "w")
+    made = (DType.FLOAT32, (1, 64))
+    hidden = builder.operation("FULLY_CONNECTED", [x, weights, None], [made])
+    return tflite.write(builder.build(builder.operation("RELU", hidden, [made])))
+
+
+@pytest.fixture
+def placed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """One item for each plan that is made."""
+    made: list[object] = []
+    place = placement.place
+
+    def counting(*arguments: Any, **more: Any) -> ExecutionPlan:
+        made.append(arguments)
+        return place(*arguments, **more)
+
+    monkeypatch.setattr(placement, "place", counting)
+    return made
+
+
+def start(model: Path, cache: Path, **arguments: Any) -> CompiledModel:
+    return penstock.compile(model, cache=cache, **{"devices": DEVICES, **arguments})
+
+
+def kept(cache: Path) -> list[Path]:
+    return sorted((cache / PLANS).glob("*.json"))
+
+
+def test_a_second_start_decodes_asks_and_partitions_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start(model, tmp_path / "c") as first:
+        expected = first(X)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("called")
+
+    monkeypatch.setattr("penstock.runtime.compiling.decode", never)
+    monkeypatch.setattr(placement, "place", never)
+    monkeypatch.setattr(infer, "infer_shapes", never)
+    monkeypatch.setattr(SampleDevice, "supported_operations", never)
+    with start(model, tmp_path / "c") as second:
+        assert second.receipt.compiles == 0
+        assert [str(s.cache) for s in second.receipt.steps] == ["hit"]
+        assert [o.tobytes() for o in second(X)] == [o.tobytes() for o in expected]
+        assert_alike(first, second)
+
+
+def assert_alike(first: CompiledModel, second: CompiledModel) -> None:
+    """Whether everything that a caller can ask of *second* is as of *first*."""
+    assert second.plan.show() == first.plan.show()
+    assert second.plan.to_json() == first.plan.to_json()
+    assert second.inputs == first.inputs
+    assert second.outputs == first.outputs
+    assert [o.name for o in second.inputs] == [o.name for o in first.inputs]
+    one, two = first.model, second.model
+    assert two.show() == one.show()
+    assert two.digest == one.digest
+    assert replace(two).digest == one.digest
+    assert two.signatures == one.signatures
+    assert asdict(two.metadata) == asdict(one.metadata)
+    for was, now in zip(one.subgraphs, two.subgraphs, strict=True):
+        assert [asdict(o) for o in now.operands] == [asdict(o) for o in was.operands]
+        assert [asdict(o) for o in now.operations] == [asdict(o) for o in was.operations]
+        assert (now.inputs, now.outputs, now.states) == (was.inputs, was.outputs, was.states)
+    steps = zip(first.receipt.steps, second.receipt.steps, strict=True)
+    for before, after in steps:
+        assert (after.device, after.operations, after.failures) == (
+            before.device,
+            before.operations,
+            before.failures,
+        )
+    assert second.receipt.notes == first.receipt.notes
+
+
+def test_the_model_of_a_kept_plan_has_the_constants_of_the_file(
+    model: Path, tmp_path: Path
+) -> None:
+    with start(model, tmp_path / "c") as first, start(model, tmp_path / "c") as second:
+        for compiled in (first, second):
+            (weights,) = [o for o in compiled.model.operands if o.name == "w"]
+            assert np.array_equal(
+                compiled.model.constant(weights),
+                np.arange(256, dtype=np.float32).reshape(64, 4) + 1,
+            )
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "devices": {"devices": BOTH},
+    "order": {"devices": BOTH[::-1]},
+    "preference": {"preference": "low_power"},
+    "policy": {"policy": penstock.Policy(accuracy="relaxed")},
+    "rules": {"policy": penstock.Policy(require={"RELU": "sample"})},
+    "threads": {"num_threads": 1},
+    "shapes": {"shapes": {"x": (2, 4)}},
+    "isolate": {"isolate": False},
+}
+
+
+@pytest.mark.parametrize("changed", OTHERS)
+def test_another_argument_is_another_case(
+    model: Path, tmp_path: Path, placed: list[object], changed: str
+) -> None:
+    with knobs.override(num_threads=2):
+        start(model, tmp_path / "c").close()
+        start(model, tmp_path / "c").close()
+        assert len(placed) == 1
+        for _ in range(2):
+            start(model, tmp_path / "c", **OTHERS[changed]).close()
+        assert len(placed) == 2
+        assert len(kept(tmp_path / "c")) == 2
+
+
+def test_another_content_in_the_same_file_is_another_case(
+    model: Path, tmp_path: Path, placed: list[object]
+) -> None:
+    start(model, tmp_path / "c").close()
+    before = model.stat()
+    model.write_bytes(small(2))
+    assert model.stat().st_size == before.st_size
+    with start(model, tmp_path / "c") as compiled:
+        rows = np.arange(256, dtype=np.float32).reshape(64, 4) + 2
+        assert np.array_equal(compiled(X)[0], (rows @ X[0])[None])
+    assert len(placed) == 2
+
+
+def test_the_same_content_under_another_name_is_the_same_case(
+    model: Path, tmp_path: Path, placed: list[object]
+) -> None:
+    start(model, tmp_path / "c").close()
+    content = model.read_bytes()
+    with penstock.compile(content, devices=DEVICES, cache=tmp_path / "c") as compiled:
+        compiled(X)
+    assert len(placed) == 1
+
+
+def test_another_setting_is_another_case(model: Path, tmp_path: Path, placed: list[object]) -> None:
+    for allowed in (True, False, False):
+        with knobs.override(allow_fallback=allowed):
+            start(model, tmp_path / "c").close()
+    assert len(placed) == 2
+
+
+@pytest.mark.parametrize("part", ["distributions", "own_code"])
+def test_another_installation_is_another_case(
+    model: Path,
+    tmp_path: Path,
+    placed: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+) -> None:
+    start(model, tmp_path / "c").close()
+    changed: dict[str, Callable[[], object]] = {
+        "distributions": lambda: ("toy-1.0", "digest"),
+        "own_code": lambda: "digest",
+    }
+    monkeypatch.setattr(f"penstock.runtime.keeping.{part}", changed[part])
+    start(model, tmp_path / "c").close()
+    start(model, tmp_path / "c").close()
+    assert len(placed) == 2
+
+
+def test_a_new_distribution_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.runtime.installed import distributions
+
+    monkeypatch.syspath_prepend(tmp_path)
+    before = distributions()
+    assert before is not None
+    (tmp_path / "toy-1.0.dist-info").mkdir()
+    now = distributions()
+    assert now is not None
+    assert set(now[0].split()) - set(before[0].split()) == {"toy-1.0"}
+    (tmp_path / "toy-1.0.dist-info" / "RECORD").touch()
+    again = distributions()
+    assert again is not None
+    assert again[0] == now[0]
+    assert again[1] != now[1]
+
+
+def test_a_changed_device_is_refused_and_the_plan_made_again(
+    model: Path,
+    tmp_path: Path,
+    placed: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    start(model, tmp_path / "c").close()
+    # The same installation, whose device has another version: a driver that was updated, say.
+    monkeypatch.setattr(SampleDevice, "version", "2")
+    found = Manager()
+    monkeypatch.setattr("penstock.runtime.session.manager", found)
+    with caplog.at_level(logging.INFO, "penstock"):
+        start(model, tmp_path / "c").close()
+    assert "no kept plan is used: device sample changed" in caplog.text
+    assert len(placed) == 2
+    start(model, tmp_path / "c").close()
+    assert len(placed) == 2
+
+
+def test_a_measured_placement_replaces_a_kept_plan(model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "c"
+    start(model, cache, devices=BOTH).close()
+    with start(model, cache, devices=BOTH, tune=True) as tuned:
+        assert tuned.plan.tuned is not None
+    with start(model, cache, devices=BOTH) as after:
+        assert after.plan.tuned is not None
+        assert after.plan.tuned.stored
+    assert list((cache / VERDICTS).glob("*.json"))
+    with start(model, cache, devices=BOTH) as again:
+        assert_alike(after, again)
+    for file in (cache / VERDICTS).glob("*.json"):
+        file.unlink()
+    with start(model, cache, devices=BOTH) as last:
+        assert last.plan.tuned is None
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_an_altered_plan_is_never_used(
+    model: Path, tmp_path: Path, placed: list[object], step: int
+) -> None:
+    cache = tmp_path / "c"
+    with start(model, cache) as compiled:
+        expected = compiled(X)[0]
+    (file,) = kept(cache)
+    content = file.read_bytes()
+    plans = KeptPlans(cache)
+    key = file.name.removesuffix(".json")
+    assert plans.load(key) is not None
+    for position in range(0, len(content), 97 if step == 1 else 997):
+        altered = bytearray(content)
+        altered[position] ^= step
+        file.write_bytes(altered)
+        assert plans.load(key) is None, position
+    file.write_bytes(content[:-10])
+    made = len(placed)
+    with start(model, cache) as compiled:
+        assert np.array_equal(compiled(X)[0], expected)
+    assert len(placed) == made + 1
+    assert plans.load(key) is not None
+
+
+def test_a_plan_under_another_key_is_not_used(
+    model: Path, tmp_path: Path, placed: list[object]
+) -> None:
+    cache = tmp_path / "c"
+    start(model, cache).close()
+    (file,) = kept(cache)
+    start(model, cache, num_threads=1).close()
+    (other,) = set(kept(cache)) - {file}
+    other.write_bytes(file.read_bytes())
+    start(model, cache, num_threads=1).close()
+    assert len(placed) == 3
+
+
+def test_nothing_is_kept_for_objects_of_the_program_or_without_a_cache(
+    model: Path, tmp_path: Path
+) -> None:
+    start(model, tmp_path / "c", devices=[SampleDevice()]).close()
+    penstock.compile(model, devices=DEVICES, cache=False).close()
+    token = CacheInfo(tmp_path / "c", bytes(32), trust_token=True)
+    penstock.compile(model, devices=DEVICES, cache=token).close()
+    assert kept(tmp_path / "c") == []
+
+
+def test_clearing_a_cache_removes_kept_plans(model: Path, tmp_path: Path) -> None:
+    start(model, tmp_path / "c").close()
+    assert kept(tmp_path / "c")
+    Cache(tmp_path / "c").clear()
+    assert kept(tmp_path / "c") == []
+
+
+@pytest.mark.parametrize("broken", [b"no model at all", b""])
+def test_a_defect_is_named_as_without_a_cache(tmp_path: Path, broken: bytes) -> None:
+    path = tmp_path / "broken.tflite"
+    path.write_bytes(broken)
+    texts = []
+    for cache in (False, tmp_path / "c", tmp_path / "c"):
+        with pytest.raises(PenstockError) as refused:
+            penstock.compile(path, devices=DEVICES, cache=cache)
+        texts.append((type(refused.value), str(refused.value)))
+    assert texts[1:] == texts[:1] * 2
+
+
+def test_the_forms_have_every_field() -> None:
+    """A new field of a plan must be kept too."""
+    assert encoding.PlanForm.__struct_fields__ == ExecutionPlan.__struct_fields__
+    assert encoding.StepForm.__struct_fields__ == ExecutionStep.__struct_fields__
+    assert encoding.ControlForm.__struct_fields__ == Control.__struct_fields__
+
+
+class Installed:
+    """The entry point of a distribution with one device. It lists each load in *loads*."""
+
+    def __init__(self, name: str, device: NumpyDevice, loads: list[str]) -> None:
+        self.name, self.distribution, self.version = name, f"{name}-driver", "1.0"
+        self.value = f"{name}_driver:make"
+        self._device, self._loads = device, loads
+
+    def load(self) -> Callable[[], hal.Device]:
+        self._loads.append(self.name)
+        return lambda: self._device
+
+
+def test_only_the_drivers_of_the_plan_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second start does not wait for other drivers, which may be slow to import."""
+    path = tmp_path / "chain.tflite"
+    path.write_bytes(tflite.write(chain(("ADD", "RELU"))))
+    outputs = []
+    for expected in (["fast", "reference", "slow"], ["fast"]):
+        loads: list[str] = []
+        devices = {
+            "slow": NumpyDevice("slow", other=(5.0, 5.0)),
+            "fast": NumpyDevice("fast", other=(0.01, 0.01)),
+            "reference": NumpyDevice("reference"),
+        }
+        entries = tuple(Installed(name, device, loads) for name, device in devices.items())
+        monkeypatch.setattr("penstock.runtime.session.manager", Manager(lambda: entries))  # noqa: B023
+        with start(path, tmp_path / "c", devices=None, isolate=False) as compiled:
+            assert [step.device for step in compiled.plan.steps] == ["fast"]
+            assert compiled.plan.devices == ("fast", "slow", "reference")
+            outputs.append(compiled(np.ones((2, 3), np.float32))[0].tobytes())
+        assert sorted(loads) == expected
+    assert outputs[0] == outputs[1]
+
+
+def networks() -> Iterator[Path]:
+    """The networks of the corpus of at most a MiB."""
+    if CORPUS is not None:
+        manifest = json.loads((CORPUS / "models" / "manifest.json").read_bytes())
+        for entry in manifest["entries"]:
+            path = CORPUS / "models" / entry["file"]
+            if entry["kind"] == "network" and path.stat().st_size < 1 << 20:
+                yield path
+
+
+@pytest.mark.parametrize("path", corpus_parameters(pytest.param(p, id=p.stem) for p in networks()))
+def test_kept_plans_of_networks_are_as_made(path: Path, tmp_path: Path) -> None:
+    devices = ["reference"]
+    with (
+        start(path, tmp_path, devices=devices) as one,
+        start(path, tmp_path, devices=devices) as two,
+    ):
+        assert_alike(one, two)
+        assert two.plan is not one.plan
