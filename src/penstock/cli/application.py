@@ -68,10 +68,10 @@ class RootGroup(CommandGroup):
     def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> Any:
         program.perform(args or (), self.answer)
 
-    def answer(self, given: list[str]) -> object:
+    def answer(self, given: list[str], began_ns: int) -> object:
         """Runs the command line *given*, whatever it is. Raises `Misused` with typer's words."""
         try:
-            return super().main(given, program.NAME, standalone_mode=False)
+            return super().main(given, program.NAME, standalone_mode=False, obj=began_ns)
         except typer.TyperException as error:
             text = " ".join(error.format_message().split())
             context = getattr(error, "ctx", None)
@@ -151,7 +151,7 @@ def root(
     ] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    context.obj = Output(as_json=json)
+    context.obj = Output(as_json=json, began_ns=context.obj)
     if version:
         program.show_version(context.obj)
         raise typer.Exit

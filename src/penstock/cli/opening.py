@@ -53,7 +53,8 @@ def load(path: str) -> Loaded:
 class Opened(Struct, frozen=True):
     """A model entered through a signature, the arrays to run it on, and how it is compiled.
 
-    *shapes* are those of unknown dimensions, by input name.
+    *shapes* are those of unknown dimensions, by input name. *input_ns* is the time that reading
+    and preparing the inputs took.
     """
 
     loaded: Loaded
@@ -62,6 +63,7 @@ class Opened(Struct, frozen=True):
     interface: Interface
     shapes: Mapping[str, tuple[int, ...]]
     fed: Fed
+    input_ns: int
 
     def compile(self, output: Output, *, tune: bool = False) -> tuple[CompiledModel, int]:
         """As `compile_model`, with a progress bar. Raises `PlacementError` for a device that is
@@ -108,10 +110,12 @@ def open_fed(
     interface = interface_of(loaded.model, signature)
     operands = shaped(interface.inputs, shapes)
     given = inputs or (["random"] if operands and random else [])
+    began = time.perf_counter_ns()
     slots = slots_of(loaded.model, interface, operands)
     fed = feed(given, slots, Wishes(scheme, choices.seed, rate))
+    input_ns = time.perf_counter_ns() - began
     known = {**shapes_of(operands, fed.arrays), **shapes}
-    return Opened(loaded, choices, policy, interface, known, fed)
+    return Opened(loaded, choices, policy, interface, known, fed, input_ns)
 
 
 def compile_model(

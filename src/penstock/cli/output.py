@@ -7,10 +7,10 @@ are not plain.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,11 +49,19 @@ class NoBar:
 class Output:
     """Prints the result of one command. Lines and tables are silent with `--json`.
 
-    *console* is a console of rich's instead of the standard output.
+    *console* is a console of rich's instead of the standard output. *began_ns* is when the work on
+    the command began, by `time.perf_counter_ns`.
     """
 
-    def __init__(self, *, as_json: bool = False, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        as_json: bool = False,
+        console: Console | None = None,
+        began_ns: int | None = None,
+    ) -> None:
         self.as_json = as_json
+        self.began_ns = time.perf_counter_ns() if began_ns is None else began_ns
         self._given = console
 
     def line(self, text: str = "", style: str = "") -> None:
@@ -110,7 +118,9 @@ class Output:
     def json(self, value: Mapping[str, Any]) -> None:
         """Prints the command's one JSON object with `--json`; nothing otherwise."""
         if self.as_json:
-            encoded = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
+            from json import dumps
+
+            encoded = dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
             write_line(sys.stdout, printable_json(encoded))
 
     def picture(self, text: str) -> None:

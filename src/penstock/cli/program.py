@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,20 +23,23 @@ COMPLETING: Final = "_PENSTOCK_COMPLETE"
 """The environment variable by which a shell asks typer for completions."""
 
 
-def perform(args: Sequence[str], otherwise: Callable[[list[str]], object]) -> NoReturn:
-    """Runs the command line *args* and exits with its code.
+def perform(
+    args: Sequence[str], otherwise: Callable[[list[str], int], object], age_ns: int = 0
+) -> NoReturn:
+    """Runs the command line *args*, for which the process began *age_ns* ago; exits with its code.
 
-    *otherwise* gets a line that is not plain, with the options of `EVERYWHERE` first, and may
-    return an exit code.
+    *otherwise* gets a line that is not plain, with the options of `EVERYWHERE` first, and the time
+    of the beginning by `time.perf_counter_ns`. It may return an exit code.
     """
+    began_ns = time.perf_counter_ns() - age_ns
     given = hoist(args)
     code: object = None
     try:
         if sys.stdout is None:
             # Its descriptor is closed. Python then does not print anywhere.
             raise failures.OutputError("the output", "the standard output is closed")
-        plain = plain_call(given)
-        code = otherwise(given) if plain is None else plain()
+        plain = plain_call(given, began_ns)
+        code = otherwise(given, began_ns) if plain is None else plain()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # to one line
         fail(error, as_json="--json" in given, debug="--debug" in given)
     sys.exit(code if isinstance(code, int) else failures.DONE)
@@ -48,13 +52,13 @@ def hoist(args: Sequence[str]) -> list[str]:
     return [*dict.fromkeys(front), *(a for a in args[:end] if a not in EVERYWHERE), *args[end:]]
 
 
-def plain_call(given: Sequence[str]) -> Callable[[], None] | None:
+def plain_call(given: Sequence[str], began_ns: int) -> Callable[[], None] | None:
     """What the line *given* does; None if it is not plain, see `penstock.cli.parsing`."""
     if COMPLETING in os.environ:
         return None
     first = next((at for at, word in enumerate(given) if word not in EVERYWHERE), len(given))
     words = given[first:]
-    output = Output(as_json="--json" in given[:first])
+    output = Output(as_json="--json" in given[:first], began_ns=began_ns)
     if words == ["--version"]:
         return partial(show_version, output)
     from penstock.cli import commands

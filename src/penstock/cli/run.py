@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -97,7 +96,13 @@ def run(
         began = time.perf_counter_ns()
         outputs = compiled.run(fed.arrays, measure=trace_file is not None)
         run_ns = time.perf_counter_ns() - began
-        times = {"load": opened.loaded.load_ns, "compile": compile_ns, "run": run_ns}
+        times = {
+            "load": opened.loaded.load_ns,
+            "input": opened.input_ns,
+            "compile": compile_ns,
+            "run": run_ns,
+            "start": opened.loaded.start_ns - output.began_ns,
+        }
         results = replace(results, arrays=tuple(outputs))
         found = answers.answer(results, task)
         may_be = task is None and found.task == "outputs" and answers.may_be_classes(results)
@@ -167,7 +172,8 @@ def report(
 
     *compared* are the answers under several schemes, which agree. *error* is the error that the
     command ends with, for `--json`. Without *shown* the answer decides nothing, and is null in
-    `--json`.
+    `--json`. *times* are nanoseconds of stages; "other" is added to them, and they then add up to
+    the time since the process began.
     """
     before = [*fed.notes, *(compared.notes(fed) if compared is not None else schemes.inferred(fed))]
     after = [*compiled.receipt.notes, *found.notes]
@@ -180,9 +186,14 @@ def report(
     output.line(f"plan: {compiled.plan.summary()}", "dim")
     show_cache(output, compiled.receipt)
     show_fallbacks(output, compiled.receipt, outputs.receipt)
-    output.line(
-        "time: " + ", ".join(f"{name} {milliseconds(ns)}" for name, ns in times.items()), "dim"
-    )
+    elapsed = time.perf_counter_ns() - output.began_ns
+    times = {**times, "other": elapsed - sum(times.values())}
+    stages = ", ".join(f"{name} {milliseconds(ns)}" for name, ns in times.items())
+    output.line(f"time: {stages}; {milliseconds(elapsed)} in all", "dim")
+    if not output.as_json:
+        return
+    from json import loads
+
     described: list[dict[str, Any]] = [
         {"name": o.name, "dtype": str(a.dtype), "shape": list(a.shape)}
         for o, a in zip(compiled.outputs, outputs, strict=True)
@@ -195,9 +206,9 @@ def report(
             **({} if compared is None else {"preparations": compared.data()}),
             "inputs": fed.sources,
             "outputs": described,
-            "plan": json.loads(compiled.plan.to_json()),
-            "receipt": json.loads(outputs.receipt.to_json()),
-            "compile_receipt": json.loads(compiled.receipt.to_json()),
+            "plan": loads(compiled.plan.to_json()),
+            "receipt": loads(outputs.receipt.to_json()),
+            "compile_receipt": loads(compiled.receipt.to_json()),
             "notes": [*before, *after],
             "seconds": {name: ns / 1e9 for name, ns in times.items()},
         }

@@ -7,6 +7,8 @@ from __future__ import annotations
 import errno
 import json
 import re
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from penstock.cli.program import hoist
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder
 from penstock.knobs import KNOBS
+from tests.support_programs import run_python
 
 Run = Callable[..., Result]
 
@@ -610,9 +613,31 @@ def test_run_answers_and_says_how(run: Run, model: Path, tmp_path: Path) -> None
     ]
     assert data["receipt"]["steps"][0]["device"] == "sample"
     assert data["plan"]["devices"] == ["sample"]
-    assert set(data["seconds"]) == {"load", "compile", "run"}
+    assert set(data["seconds"]) == {"load", "input", "compile", "run", "start", "other"}
     with np.load(tmp_path / "y.npz", allow_pickle=False) as written:
         assert [written[k].tolist() for k in written.files] == [[[0.0, 5.0]]]
+
+
+def test_times_add_up_to_the_time_since_the_process_began(run: Run, model: Path) -> None:
+    before = time.perf_counter()
+    seconds = parsed(run("run", model, "random", "--device", "sample", "--json"))["seconds"]
+    assert 0 < sum(seconds.values()) < time.perf_counter() - before
+    assert all(value >= 0 for value in seconds.values())
+    text = run("run", model, "random", "--device", "sample").stdout
+    (line,) = re.findall(r"^time: .*$", text, re.MULTILINE)
+    units = {"ms": 1e-3, "s": 1.0}
+    *stages, total = [float(n) * units[unit] for n, unit in re.findall(r"([\d.]+) (m?s)\b", line)]
+    assert len(stages) == len(seconds)
+    assert sum(stages) == pytest.approx(total, rel=0.02, abs=5e-4)
+
+
+def test_age_of_a_process_is_its_time_since_its_creation() -> None:
+    code = "import time; time.sleep(0.2); from penstock.cli.main import age_ns; print(age_ns())"
+    before = time.perf_counter_ns()
+    age = int(run_python("-c", code, check=True).stdout)
+    assert age < time.perf_counter_ns() - before
+    if sys.platform == "linux":
+        assert age > 200_000_000 - 10_000_000
 
 
 def test_run_prints_the_plan_and_the_time(run: Run, model: Path) -> None:
