@@ -105,7 +105,7 @@ class Watch:
             setattr(LlvmDevice, name, self._timed(getattr(LlvmDevice, name), name))
         pack = artefact.pack
 
-        def packed(manifest: artefact.Manifest, code: bytes, constants: bytes) -> Any:
+        def packed(manifest: artefact.Manifest, code: bytes, constants: memoryview) -> Any:
             self.code, self.constants = len(code), len(constants)
             return pack(manifest, code, constants)
 

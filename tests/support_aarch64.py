@@ -232,7 +232,7 @@ def run(
         raise ValueError("the program is too small for threads")
     data = _Data()
     words = [0] * WORDS
-    words[Word.CONSTANTS] = data.add(generated.constants)
+    words[Word.CONSTANTS] = data.add(bytes(generated.constants))
     ports = [data.add(np.ascontiguousarray(a).tobytes()) for a in inputs]
     first = data.add(b"")
     for number in program.outputs:

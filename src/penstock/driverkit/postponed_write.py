@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.sealed.late import LateWriter
 
 
-Payloads: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]
+Payloads: TypeAlias = tuple[Sequence[bytes | memoryview], Sequence[bytes | memoryview]]
 """The contents of a cache entry's model files, and of its data files."""
 
 LEAST_NS: Final = 1_000_000_000

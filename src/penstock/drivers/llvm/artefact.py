@@ -50,7 +50,9 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     failures: tuple[str, ...] = ()
 
 
-def pack(manifest: Manifest, code: bytes, constants: bytes) -> tuple[Sequence[bytes], list[bytes]]:
+def pack(
+    manifest: Manifest, code: bytes, constants: memoryview
+) -> tuple[Sequence[bytes], Sequence[memoryview]]:
     """The contents of the model files and of the data files."""
     return [framed(manifest, code)], [constants]
 

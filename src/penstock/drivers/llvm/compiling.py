@@ -40,7 +40,7 @@ class Compiled(msgspec.Struct, frozen=True, eq=False):
 
     manifest: Manifest
     code: bytes
-    constants: bytes
+    constants: memoryview
 
 
 class _Objects:
@@ -79,6 +79,8 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
     program = with_own_outputs(program)
     planned = memory.plan(program)
     made = generate(planned, isa, images=images > 1)
+    for pool in model.pools:
+        pool.unload()
     check_limits(config)
     # LLVM looks at no deadline: a compile that is late, or cancelled, goes on without its caller.
     code = compiled_within(config, partial(_objects.get, made.text, isa))

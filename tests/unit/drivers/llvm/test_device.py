@@ -260,6 +260,22 @@ def test_an_artefact_of_impossible_sizes_is_refused() -> None:
     prepared = device.prepare_model(scaled(), penstock.hal.PrepareConfig())
     executable = prepared.executable  # type: ignore[attr-defined]  # an `LlvmPreparedModel`
     manifest: Manifest = executable.code.manifest
-    model, _ = pack(manifest, b"code", b"")
+    model, _ = pack(manifest, b"code", memoryview(b""))
     with pytest.raises(errors.GeneralFailure, match="constants are not of the length"):
         unpack(memoryview(model[0]), memoryview(bytes(manifest.constants + 1)))
+
+
+@pytest.mark.parametrize("is_hit", [False, True])
+def test_constants_are_used_where_they_lie(
+    is_hit: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_hit:
+        compiled(tmp_path).close()
+
+    def copied(_: object) -> None:
+        raise AssertionError("the constants were copied")
+
+    monkeypatch.setattr("penstock.drivers.llvm.run.code.moved", copied)
+    with compiled(tmp_path) as model:
+        assert outcome(model)[0] == ("hit" if is_hit else "miss")
+        np.testing.assert_array_equal(model.run([X])[0], X * (X + 2))

@@ -20,7 +20,7 @@ class Constants:
 
     def __init__(self) -> None:
         self.size = 0
-        self._parts: list[memoryview | bytes] = []
+        self._parts: list[tuple[int, memoryview]] = []
         self._known: dict[tuple[int, bytes, bytes], list[tuple[int, memoryview]]] = {}
 
     def add(self, array: NDArray) -> int:
@@ -31,13 +31,25 @@ class Constants:
         for offset, other in same:
             if other == view:
                 return offset
-        gap = -self.size % ALIGNMENT
-        offset = self.size + gap
-        self._parts += [bytes(gap), view]
+        offset = self.size + -self.size % ALIGNMENT
+        self._parts.append((offset, view))
         self.size = offset + len(view)
         same.append((offset, view))
         return offset
 
-    def joined(self) -> bytes:
-        """All bytes."""
-        return b"".join(self._parts)
+    def joined(self) -> memoryview:
+        """All bytes, read-only, aligned as each array is. Lets go of each array that it has copied:
+        nothing can be added any more.
+        """
+        room = np.empty(self.size + ALIGNMENT, np.uint8)
+        start = -room.ctypes.data % ALIGNMENT
+        whole = room[start : start + self.size].data
+        self._known.clear()
+        self._parts.reverse()
+        end = 0
+        while self._parts:
+            offset, view = self._parts.pop()
+            whole[end:offset] = bytes(offset - end)
+            end = offset + len(view)
+            whole[offset:end] = view
+        return whole.toreadonly()

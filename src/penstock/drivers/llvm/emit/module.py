@@ -50,7 +50,7 @@ class Generated(Struct, frozen=True, eq=False):
     """
 
     text: str
-    constants: bytes
+    constants: memoryview
     arena: int
     functions: int
     templates: tuple[str, ...]
