@@ -3,7 +3,7 @@
 A plain line needs no message: every option is known, written in full and apart from others, and has
 a value of its type. For any other line `parse` returns None, and typer, whose import takes longer
 than most of what the program imports, parses it and reports the error
-(docs/decisions/0023-plain-command-lines-are-parsed-without-typer.md).
+(docs/decisions/0024-plain-command-lines-are-parsed-without-typer.md).
 """
 
 from __future__ import annotations

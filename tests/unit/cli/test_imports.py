@@ -1,5 +1,5 @@
 """What a command imports: no more than it needs
-(docs/decisions/0023-plain-command-lines-are-parsed-without-typer.md).
+(docs/decisions/0024-plain-command-lines-are-parsed-without-typer.md).
 """
 
 from __future__ import annotations
