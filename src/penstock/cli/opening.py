@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args
 
 from msgspec import Struct
@@ -28,26 +27,52 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
     from penstock.execution.interface import Interface
     from penstock.hal.config import ProgressCallback
+    from penstock.runtime.compiling import ModelFile
 
 
 class Loaded(Struct, frozen=True):
-    """A model, its file, the load time, and the start of loading (`time.perf_counter_ns`)."""
+    """A model, the name of its file, the load time, and the start of loading
+    (`time.perf_counter_ns`). With the *content* of the file, a compile may use a kept plan.
+    """
 
     model: Model
     path: str
     load_ns: int
     start_ns: int
+    content: ModelFile | None = None
 
 
-def load(path: str) -> Loaded:
-    """The model in the file. Raises `FileError`, and `UsageError` for an empty name."""
+def load(path: str, choices: Choices | None = None, policy: Policy | None = None) -> Loaded:
+    """The model in the file, of the plan that is kept for *choices* if there is one.
+
+    Raises `FileError`, and `UsageError` for an empty name.
+    """
     if not path:
         raise UsageError("MODEL is empty; it must be the name of a model file")
-    read = penstock.load
+    if choices is None:
+        began = time.perf_counter_ns()
+        with failures.opening(path, ModelError):
+            model = penstock.load(path)
+        return Loaded(model, path, time.perf_counter_ns() - began, began)
+    from penstock.runtime.compile_arguments import CompileArguments, cache_info
+    from penstock.runtime.compiling import ModelFile
+
     began = time.perf_counter_ns()
+    info, uncached = cache_info(not choices.no_cache)
+    expected = CompileArguments(
+        choices.device or None,
+        num_threads=choices.threads,
+        signature=choices.signature,
+        shapes=parse_shapes(choices.shape) or None,
+        policy=policy or Policy(),
+        cache=info,
+        uncached=uncached,
+        portable=choices.portable,
+    )
     with failures.opening(path, ModelError):
-        model = read(path)
-    return Loaded(model, path, time.perf_counter_ns() - began, began)
+        content = ModelFile(path)
+        model, _, _ = content.find(expected)
+    return Loaded(model, path, time.perf_counter_ns() - began, began, content)
 
 
 class Opened(Struct, frozen=True):
@@ -102,7 +127,7 @@ def open_fed(
     scheme = None if normalize is None else parse_normalization(normalize)
     shapes = parse_shapes(choices.shape)
     policy = policy_of(choices.accuracy, choices.placement)
-    loaded = load(model)
+    loaded = load(model, choices, policy)
     warn_of_settings(output)
     signature = choices.signature
     if signature is not None:
@@ -145,13 +170,11 @@ def compile_model(
         except UsageError as error:
             text = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error}"
             raise UsageError(text) from None
-    if not choices.no_cache:
-        import_module("penstock.compilation.entry")
     prepare = penstock.compile
     began = time.perf_counter_ns()
     try:
         compiled = prepare(
-            loaded.model,
+            loaded.content or loaded.model,
             devices=devices or None,
             signature=choices.signature,
             num_threads=choices.threads,

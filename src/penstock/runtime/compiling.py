@@ -23,10 +23,37 @@ from penstock.runtime.session import Session, kept_plan
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
+    from penstock.runtime.keeping import PlanCase, RestoredPlan
+
+
+class ModelFile:
+    """The content of *source*, which is anything `load` takes, read once: a program looks at the
+    model first, and compiles it afterwards.
+
+    The model is that of a kept plan, if there is one, and decoded otherwise. Raises as `load`.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._content = read(source)
+        self._decoded: Model | None = None
+        self._kept: tuple[CompileArguments, PlanCase | None, RestoredPlan | None] | None = None
+
+    def find(
+        self, arguments: CompileArguments, deadline_ns: int | None = None
+    ) -> tuple[Model, PlanCase | None, RestoredPlan | None]:
+        """The model, and what `kept_plan` returns, for a compile with *arguments*."""
+        if self._kept is None or self._kept[0] != arguments:
+            self._kept = arguments, *kept_plan(self._content, arguments, deadline_ns)
+        _, case, restored = self._kept
+        if restored is not None:
+            return restored.model, case, restored
+        if self._decoded is None:
+            self._decoded = decode(self._content)
+        return self._decoded, case, None
 
 
 def compile_model(
-    model: Model | Source,
+    model: Model | ModelFile | Source,
     devices: Sequence[str | DeviceInfo | hal.Device] | None = None,
     preference: hal.Preference = "fast_single_answer",
     priority: hal.Priority = "medium",
@@ -45,7 +72,8 @@ def compile_model(
 ) -> CompiledModel:
     """Compiles a model for this machine: loads it if necessary, partitions, compiles.
 
-    *model* is a Model or anything `load` takes. *devices* None uses every usable device. A list of
+    *model* is a Model, a `ModelFile`, or anything `load` takes. *devices* None uses every usable
+    device. A list of
     names, DeviceInfo or Device objects, in order of preference, places operations on these only. If
     they all fail, the fallback is still the device "reference", unless *policy* forbids it.
     *timeout* is in seconds; drivers receive it as their deadline. *num_threads* None uses what
@@ -113,9 +141,8 @@ def compile_model(
             loaded = model
         else:
             with recorder.time("load", ""):
-                file = read(model)
-                case, restored = kept_plan(file, arguments, deadline_ns)
-                loaded = decode(file) if restored is None else restored.model
+                file = model if isinstance(model, ModelFile) else ModelFile(model)
+                loaded, case, restored = file.find(arguments, deadline_ns)
         if signature is not None:
             loaded = loaded.signature_model(signature)
         session = Session(loaded, arguments, deadline_ns, cancel, progress, case, restored)
