@@ -647,7 +647,8 @@ def test_run_prints_the_plan_and_the_time(run: Run, model: Path) -> None:
 
 
 def test_run_writes_a_chrome_trace(run: Run, model: Path, tmp_path: Path) -> None:
-    result = run("run", model, "random", "--device", "sample", "--trace", tmp_path / "t.json")
+    arguments = ("random", "--device", "sample", "--no-cache", "--trace", tmp_path / "t.json")
+    result = run("run", model, *arguments)
     assert result.exit_code == 0, result.output
     events = json.loads((tmp_path / "t.json").read_text("utf-8"))["traceEvents"]
     names = {e["name"] for e in events}
