@@ -228,14 +228,34 @@ def buffered_variables(model: Model) -> tuple[BufferedVariable, ...]:
     return tuple(found)
 
 
+NO_ARRAY: Final = np.empty(0)
+"""Takes the place of an array that each run has of its own."""
+
+
+class StepArguments(Struct, frozen=True, eq=False):
+    """The arguments of a step that is the whole model, with buffers of state in *given* and
+    *wanted*.
+
+    *inputs* are the other inputs, as (position of the step, position of the model), *outputs* the
+    other outputs with their shapes and types. *results* are the positions of the model's outputs.
+    """
+
+    given: list[NDArray]
+    wanted: list[NDArray]
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, tuple[int, ...], np.dtype[np.generic]], ...]
+    results: tuple[int, ...]
+
+
 class StateBuffers(Places):
     """The buffers that one run reads and writes for state variables.
 
     *after* holds the value of every variable after a successful run. *written* are the variables
     that the run changes. *known* is set once a run has written a value to the written buffers.
+    *arguments* are those of steps with these buffers.
     """
 
-    __slots__ = ("after", "known", "written")
+    __slots__ = ("after", "arguments", "known", "written")
 
     def __init__(
         self,
@@ -247,6 +267,7 @@ class StateBuffers(Places):
         super().__init__(read | written, *_arguments(read, written))
         self.after, self.written = after, variables
         self.known = False
+        self.arguments: dict[object, StepArguments] = {}
 
 
 class DoubleBuffer:

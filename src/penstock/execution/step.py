@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,7 +13,7 @@ from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.step_receipt import Failure
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
-from penstock.execution.arena import allocate, is_sized
+from penstock.execution.arena import NO_ARRAY, StepArguments, allocate, is_sized
 from penstock.execution.priority import QueueUser
 from penstock.execution.results import breach_of, check_result
 from penstock.execution.run import Alternatives, Run, StepTrace
@@ -160,20 +160,40 @@ class Step(QueueUser):
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), DONE))
         return outputs
 
-    def execute_values(self, run: Run, values: dict[int, NDArray], compute: Compute) -> bool:
-        """As `execute`, by *compute* on *values*, which have every input; adds the outputs. Whether
-        the driver succeeded.
+    def execute_turn(
+        self, run: Run, arguments: StepArguments, inputs: Sequence[NDArray], compute: Compute
+    ) -> list[NDArray] | None:
+        """As `execute_arrays`, with the buffers of state in *arguments*; None if the driver failed.
+
+        *inputs* and the outputs are those of the model.
         """
         began = perf_counter_ns()
-        for i, shape, dtype in self._kinds:
-            if i not in values:
-                values[i] = empty(shape, dtype)
+        given, wanted = [*arguments.given], [*arguments.wanted]
+        for at, place in arguments.inputs:
+            given[at] = inputs[place]
         try:
-            compute([values[i] for i in self.inputs], [values[i] for i in self.outputs])
+            for at, shape, dtype in arguments.outputs:
+                wanted[at] = empty(shape, dtype)
+            compute(given, wanted)
         except FOREIGN:
-            return False
+            return None
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), DONE))
-        return True
+        results: list[NDArray] = []
+        for at in arguments.results:
+            results.append(wanted[at])  # noqa: PERF401  # a comprehension costs a call
+        return results
+
+    def arguments_of(
+        self, buffers: Mapping[int, NDArray], inputs: Sequence[int], outputs: Sequence[int]
+    ) -> StepArguments:
+        """The arguments with the *buffers* of operands. *inputs* and *outputs* are the model's."""
+        return StepArguments(
+            [buffers.get(i, NO_ARRAY) for i in self.inputs],
+            [buffers.get(i, NO_ARRAY) for i in self.outputs],
+            tuple((at, inputs.index(i)) for at, i in enumerate(self.inputs) if i not in buffers),
+            tuple((at, *kind[1:]) for at, kind in enumerate(self._kinds) if kind[0] not in buffers),
+            tuple(self.outputs.index(i) for i in outputs),
+        )
 
     def request(self, run: Run) -> Request:
         """The request of one execution, kept in `run.places` if its arguments stay the same."""

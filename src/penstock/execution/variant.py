@@ -146,17 +146,21 @@ class Variant:
                     self.check_assigned(state)
                 turn = state.turn(self._turning, run.copies)
                 if turn is not None and lone is not None and compute is not None:
-                    values = {**turn.values, **dict(zip(self.inputs, inputs, strict=True))}
+                    arguments = turn.arguments.get(lone)
+                    if arguments is None:
+                        arguments = lone.arguments_of(turn.values, self.inputs, self.outputs)
+                        turn.arguments[lone] = arguments
+                    given = lone.execute_turn(run, arguments, inputs, compute)
                     # After a failure the run begins again as any other, which may fall back.
-                    if lone.execute_values(run, values, compute):
+                    if given is not None:
                         state.end_turn(turn)
-                        return [values[i] for i in self.outputs]
+                        return given
             if out is None and state is None and run.bound is None:
                 # Inlined `values`, which saves a call. No `strict=True`: it would double the time
                 # of this loop.
                 values = run.values = {}
                 for operand, array in zip(self.inputs, inputs):  # noqa: B905  # equal lengths
-                    values[operand] = array  # a comprehension costs a call
+                    values[operand] = array  # noqa: PERF403  # a comprehension costs a call
             else:
                 values = run.values = self.values(run, inputs, out, state, turn)
             if self.slots:

@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock import errors, hal
-from penstock.ir import Model, NDArray
+from penstock.ir import DType, Lifetime, Model, ModelBuilder, NDArray, Operand
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, accumulator, add_relu, f32
 
 X = f32([[1, -2, 3], [4, 5, -6]])
@@ -107,6 +107,33 @@ def test_state_advances_through_it_and_stays_after_a_failure() -> None:
         outputs = compiled.run([x], state=state)
         np.testing.assert_array_equal(outputs[0], f32([10, 20]) + 4 * x)
         assert device.failing == []
+
+
+def two_sums() -> Model:
+    """Two variables, u' = u + a and v' = v + b; the outputs are v' * a and u' * b."""
+    builder, kind = ModelBuilder(), (DType.FLOAT32, (2,))
+    b, a = (builder.input(*kind, name) for name in "ba")
+    before, after = [], []
+    for name, given in (("u", a), ("v", b)):
+        variable = builder.variable(name, *kind, initial=f32([1, 2]))
+        before.append(builder.operand(Operand(*kind, Lifetime.SUBGRAPH_INPUT, f"{name} before")))
+        after += builder.operation("ADD", [given, before[-1]], [Operand(*kind, name=name)])
+        builder.state(variable, before[-1], after[-1])
+    outputs = [builder.operation("MUL", pair, [kind])[0] for pair in ((after[1], a), (after[0], b))]
+    return builder.build(outputs)
+
+
+def test_several_inputs_and_outputs_keep_their_places_beside_state() -> None:
+    device = ComputingDevice()
+    a, b = f32([1, 2]), f32([-3, 5])
+    with penstock.compile(two_sums(), devices=[device], cache=False) as compiled:
+        found = [compiled.run({"a": turn * a, "b": b}) for turn in range(1, 6)]
+        assert device.calls > 0
+        u = v = f32([1, 2])
+        for turn, outputs in enumerate(found, 1):
+            u, v = u + turn * a, v + b
+            np.testing.assert_array_equal(outputs[0], v * turn * a)
+            np.testing.assert_array_equal(outputs[1], u * b)
 
 
 def test_inputs_of_unknown_shape_take_it_in_each_of_their_shapes() -> None:
