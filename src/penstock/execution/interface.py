@@ -73,17 +73,17 @@ class Ready(Struct, frozen=True):
     def arrays(self, given: object) -> list[NDArray] | None:
         """The caller's arrays in order; None if they need the slow path."""
         kinds = self.kinds
-        values: list[NDArray] = []
-        if type(given) is dict:
+        if type(given) is list or type(given) is tuple:
+            values: list[NDArray] = [*given]
+        elif type(given) is dict:
             if len(given) != len(kinds):
                 return None
+            values = []
             # A plain loop: for few inputs it is faster than a comprehension or `map`.
             for name in self.names:
                 if name not in given:
                     return None
                 values.append(given[name])
-        elif type(given) is list or type(given) is tuple:
-            values = [*given]
         else:
             return None
         if len(values) != len(kinds):

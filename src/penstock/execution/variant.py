@@ -127,8 +127,9 @@ class Variant:
         only if the run succeeds.
         """
         lone, compute = self._lone, None
-        if lone is not None and out is None and run.bound is None and self.is_plain(run.config):
-            compute = lone.compute
+        if lone is not None and out is None and run.bound is None:
+            if run.config is self._plain or self.is_plain(run.config):
+                compute = lone.compute
             if compute is not None and not self.states:
                 try:
                     return lone.execute_arrays(run, inputs, compute)
