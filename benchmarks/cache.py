@@ -73,6 +73,7 @@ def _small(directory: Path, rounds: int) -> list[Row]:
         "the model read and hashed": Start("hashed", (str(model),)),
         "warm, key store off": Start("penstock_start", arguments, filed),
         "warm, key store on": Start("penstock_start", arguments, stored),
+        "warm, every device": Start("penstock_start", (str(model), "", cache), filed),
         "cold": Start("penstock_start", (*arguments[:2], ""), filed),
     }
     if find_spec("ai_edge_litert") is not None:
@@ -165,6 +166,9 @@ def _network(name: str, model: Path, accuracy: str, cache: Path, rounds: int) ->
     starts = {
         "cold": Start("penstock_start", (*ours, str(cold), accuracy), environment),
         "warm": Start("penstock_start", (*ours, str(warm), accuracy), environment),
+        "warm, every device": Start(
+            "penstock_start", (str(model), "", str(warm), accuracy), environment
+        ),
         "OpenVINO, cold": Start("openvino_start", (str(model), str(cache / "none"))),
         "OpenVINO, its own cache": Start("openvino_start", (str(model), str(own))),
     }

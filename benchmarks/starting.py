@@ -75,16 +75,15 @@ def hashed(model: str) -> None:
 
 
 def penstock_start(model: str, device: str, cache: str, accuracy: str = "faithful") -> None:
-    """Penstock, from its import to the first output."""
+    """Penstock, from its import to the first output. An empty *device* is every usable one."""
     import numpy as np
 
     import penstock
 
-    loaded = penstock.load(model)
     before = time.process_time()
     compiled = penstock.compile(
-        loaded,
-        devices=[device],
+        model,
+        devices=[device] if device else None,
         cache=cache or False,
         # Given on the command line.
         policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]
@@ -98,13 +97,14 @@ def penstock_start(model: str, device: str, cache: str, accuracy: str = "faithfu
         execution_ms=(step.driver_ns or 0) / 1e6,
         compiles=receipt.compiles,
         cache=[str(s.cache) for s in receipt.steps],
+        plan=str(receipt.plan),
     )
 
 
 WRAPPED: Final = (
     ("penstock.runtime.discovery", "Manager", "choose", "finding the device"),
-    ("penstock.runtime.session", "", "place", "placing"),
-    ("penstock.ir.digest", "", "digest_model", "hashing the model"),
+    ("penstock.runtime.keeping", "", "case_of", "hashing the file, and what is installed"),
+    ("penstock.runtime.keeping", "", "look_up", "reading the kept plan"),
     ("penstock.sealed.seal", "Seal", "load", "reading and verifying the entry"),
     ("penstock.sealed.seal", "Seal", "_trust", "opening the registry"),
     ("penstock.sealed.file_registry", "FileRegistry", "find", "looking into the registry"),
@@ -133,10 +133,8 @@ def penstock_phases(model: str, device: str, cache: str) -> None:
             owner = getattr(owner, kind, None)
         if owner is not None and hasattr(owner, function):
             phases.around(owner, function, name)
-    with phases.of("loading the model"):
-        loaded = penstock.load(model)
     with phases.of("compiling, the rest of it"):
-        compiled = penstock.compile(loaded, devices=[device], cache=cache or False)
+        compiled = penstock.compile(model, devices=[device], cache=cache or False)
     (x,) = compiled.inputs
     zeros = np.zeros([d or 1 for d in x.shape or ()], x.dtype.numpy)
     with phases.of("first run"):

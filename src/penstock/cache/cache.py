@@ -153,7 +153,8 @@ class Cache:
         return Explanation(token, ingredients, False, reason, nearest, tuple(changed))
 
     def gc(self, max_bytes: int | None = None) -> Removed:
-        """Evicts the least recently used entries until at most *max_bytes* are left.
+        """Evicts the least recently used entries until at most *max_bytes* are left, and the oldest
+        kept plans that do not fit beside these.
 
         Also removes what dead processes left. *max_bytes* None is the knob `cache_limit_mib`.
         Entries in use are kept. Returns the removed entries and what could not be removed. Raises
@@ -186,6 +187,11 @@ class Cache:
         refused: dict[bytes, str] = {}
         with self._cache.store.naming("emptied"):
             gone = collect(self._cache.store, most_bytes, refused=refused)
+        if most_bytes is not None and most_bytes >= 0:
+            from penstock.cache.plans import KeptPlans
+
+            taken = sum(group.nbytes for group in self._scan())
+            KeptPlans(self.directory).trim(max(0, most_bytes - taken))
         went = (before[token] for token in gone if token in before)
         return Removed(went, len(refused), next(iter(refused.values()), ""))
 

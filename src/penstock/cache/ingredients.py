@@ -30,10 +30,11 @@ PLACEMENT_SCHEMA: Final = "3"
 MODEL_INGREDIENTS: Final = frozenset({"structure", "constants", "step"})
 """Ingredients that identify the model; omitted if the caller's token is trusted."""
 
-DERIVED_INGREDIENTS: Final = frozenset({"step"})
+DERIVED_INGREDIENTS: Final = frozenset({"step", "installed"})
 """Ingredients that follow from others; named as a cause only if no other differs."""
 
 _FEW_WORDS: Final = 4
+_DIGITS: Final = 64
 _TOKEN_DOMAIN: Final = b"penstock cache token\0"
 _BINDING_DOMAIN: Final = b"penstock cache binding\0"
 
@@ -221,7 +222,7 @@ def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 def _short(name: str, text: str | None) -> str:
     if text is None:
         return "none"
-    if name in MODEL_INGREDIENTS:
+    if name in MODEL_INGREDIENTS or (len(text) == _DIGITS and not text.strip("0123456789abcdef")):
         return f"{text[:8]}..."
     return text or ("as declared" if name == "shapes" else "none")
 

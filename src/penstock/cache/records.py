@@ -105,6 +105,27 @@ class SealedRecords(Generic[R]):
         with self._store.naming("emptied"):
             self._store.unlink(self._name(key))
 
+    def trim(self, most_bytes: int) -> int:
+        """Removes the oldest records until the rest has at most *most_bytes*; returns how many.
+
+        Raises `Unreadable`.
+        """
+        removed = 0
+        with self._store.naming("emptied"):
+            found = []
+            for name in self._names():
+                path = os.path.join(self._path, name)
+                with suppress(FileNotFoundError):
+                    status = self._files.status_of(path)
+                    found.append((status.modified_ns, status.size, path))
+            left = sum(size for _, size, _ in found)
+            for _, size, path in sorted(found):
+                if left <= most_bytes:
+                    break
+                self._files.unlink(path)
+                left, removed = left - size, removed + 1
+        return removed
+
     def clear(self) -> int:
         """Removes every record; returns the number removed. Raises `Unreadable`."""
         with self._store.naming("emptied"):

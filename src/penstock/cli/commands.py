@@ -73,7 +73,7 @@ COMMANDS: Final[Mapping[str, Home]] = {
     "cache ls": Home(
         "cache.listing",
         "ls",
-        "List the entries, the last used first, and measured placements ('bench --tune').",
+        "List the entries, the last used first, measured placements ('bench --tune'), kept plans.",
     ),
     "cache show": Home(
         "cache.listing",
@@ -83,13 +83,14 @@ COMMANDS: Final[Mapping[str, Home]] = {
     "cache verify": Home(
         "cache.maintenance",
         "verify",
-        "Verify every entry against its driver's registry, and the seals of measured placements.",
+        "Verify every entry against its driver's registry, and the seals of measured placements "
+        "and kept plans.",
     ),
     "cache explain": Home(
         "cache.compiles",
         "explain",
-        "Say for each step of MODEL whether a compile would hit, or which ingredient of the key "
-        "has changed.",
+        "Say for each step of MODEL, and for its plan, whether a compile would hit, or which "
+        "ingredient of the key has changed.",
     ),
     "cache gc": Home(
         "cache.maintenance",
@@ -99,7 +100,7 @@ COMMANDS: Final[Mapping[str, Home]] = {
     "cache clear": Home(
         "cache.maintenance",
         "clear",
-        "Remove every entry that no process uses, and the measured placements.",
+        "Remove every entry that no process uses, the measured placements and the kept plans.",
     ),
     "cache prewarm": Home(
         "cache.compiles",

@@ -71,7 +71,7 @@ def load(path: str, choices: Choices | None = None, policy: Policy | None = None
     )
     with failures.opening(path, ModelError):
         content = ModelFile(path)
-        model, _, _ = content.find(expected)
+        model, _ = content.find(expected)
     return Loaded(model, path, time.perf_counter_ns() - began, began, content)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from penstock.arguments import check_kind
-from penstock.compilation.step_receipt import KernelReceipt, Span, StepReceipt
+from penstock.compilation.step_receipt import CacheOutcome, KernelReceipt, Span, StepReceipt
 from penstock.errors import counted
 from penstock.memory.copies import CopyReceipt
 from penstock.partitioning.plan import ExecutionPlan
@@ -43,6 +43,8 @@ class Receipt(msgspec.Struct, frozen=True):
     stage: Literal["compile", "run"] = "run"
     notes: tuple[str, ...] = ()
     """Remarks: what was skipped, what could be better, what shadow verification found."""
+    plan: CacheOutcome | None = None
+    """What the cache did for the plan of a compile; None if no cache was asked, and for a run."""
 
     def show(self) -> str:
         """The receipt as a few readable lines."""
@@ -53,6 +55,7 @@ class Receipt(msgspec.Struct, frozen=True):
                 for place, step in enumerate(self.steps)
                 for line in (_step(place, step), *_inner(step.inner, "    "))
             ),
+            *([] if self.plan is None else [f"  plan: cache {self.plan}"]),
             *map(_copy, self.copies),
             *(f"  note: {note}" for note in self.notes),
         ]

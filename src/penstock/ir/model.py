@@ -63,6 +63,19 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
         validate(self)
 
     @property
+    def file(self) -> ConstantPool | None:
+        """The content of the file that the model is all of; None for a model made in another way.
+
+        A model that was derived from it, for example entered through another signature, has none.
+        """
+        return self.__dict__.get("_file")
+
+    def is_all_of(self, file: ConstantPool) -> Model:
+        """Records that *file*, one of the pools, is the `file`; returns the model itself."""
+        self.__dict__["_file"] = file
+        return self
+
+    @property
     def entry(self) -> Subgraph:
         """The entry subgraph."""
         return self.subgraphs[self.main]

@@ -74,7 +74,8 @@ def decode(pool: ConstantPool) -> Model:
         loader = import_module(package)
         if loader.recognizes(pool.view):
             model: Model = loader.load(pool)
-            return model
+            # The content of other files is not needed any more.
+            return model.is_all_of(pool) if any(p is pool for p in model.pools) else model
     raise _unknown(pool.view)
 
 

@@ -19,11 +19,10 @@ from penstock.loaders import Source, decode, read
 from penstock.partitioning.policy import Policy
 from penstock.runtime.compile_arguments import CompileArguments, Shapes, cache_info, check_types
 from penstock.runtime.discovery import DeviceInfo
-from penstock.runtime.session import Session, kept_plan
+from penstock.runtime.session import Kept, Session, kept_plan
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
-    from penstock.runtime.keeping import PlanCase, RestoredPlan
 
 
 class ModelFile:
@@ -36,20 +35,20 @@ class ModelFile:
     def __init__(self, source: Source) -> None:
         self._content = read(source)
         self._decoded: Model | None = None
-        self._kept: tuple[CompileArguments, PlanCase | None, RestoredPlan | None] | None = None
+        self._kept: tuple[CompileArguments, Kept] | None = None
 
     def find(
         self, arguments: CompileArguments, deadline_ns: int | None = None
-    ) -> tuple[Model, PlanCase | None, RestoredPlan | None]:
+    ) -> tuple[Model, Kept]:
         """The model, and what `kept_plan` returns, for a compile with *arguments*."""
         if self._kept is None or self._kept[0] != arguments:
-            self._kept = arguments, *kept_plan(self._content, arguments, deadline_ns)
-        _, case, restored = self._kept
-        if restored is not None:
-            return restored.model, case, restored
+            self._kept = arguments, kept_plan(self._content, arguments, deadline_ns)
+        kept = self._kept[1]
+        if kept.restored is not None:
+            return kept.restored.model, kept
         if self._decoded is None:
             self._decoded = decode(self._content)
-        return self._decoded, case, None
+        return self._decoded, kept
 
 
 def compile_model(
@@ -136,14 +135,18 @@ def compile_model(
     deadline_ns = deadline_of(timeout, time.monotonic_ns())
     recorder = Recorder()
     with interruptible(deadline_ns, cancel):
-        case = restored = None
+        kept = None
         if isinstance(model, Model):
             loaded = model
+            if model.file is not None:
+                with recorder.time("cache", "load the plan"):
+                    kept = kept_plan(model.file, arguments, deadline_ns)
         else:
             with recorder.time("load", ""):
                 file = model if isinstance(model, ModelFile) else ModelFile(model)
-                loaded, case, restored = file.find(arguments, deadline_ns)
-        if signature is not None:
+                loaded, kept = file.find(arguments, deadline_ns)
+        if kept is not None and kept.restored is not None:
+            loaded = kept.restored.model
+        elif signature is not None:
             loaded = loaded.signature_model(signature)
-        session = Session(loaded, arguments, deadline_ns, cancel, progress, case, restored)
-        return session.compile(recorder)
+        return Session(loaded, arguments, deadline_ns, cancel, progress, kept).compile(recorder)

@@ -8,25 +8,69 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from penstock.cache.cache import Cache, Explanation
+from penstock.cache.info import CacheInfo
 from penstock.compilation.calls import config_of
 from penstock.compilation.entry import why_not_cached
+from penstock.compilation.step_receipt import CacheOutcome
 from penstock.execution.interface import interface_of
 from penstock.hal import Device, Preference, PrepareConfig, Priority
 from penstock.ir import Model, infer_shapes
-from penstock.loaders import Source, load
+from penstock.loaders import Source, load, read
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.runtime.compile_arguments import (
+    CompileArguments,
     Occasion,
     Shapes,
     portable_options,
     shapes_by_position,
 )
 from penstock.runtime.discovery import DeviceInfo, manager
+from penstock.runtime.keeping import kept_plan
 from penstock.runtime.planning import check_rules, plan_model
 from penstock.threads import allowed_threads
 
 _Shapes: TypeAlias = "Mapping[int, Sequence[int]]"
+
+
+def explain_plan(
+    model: Model | Source,
+    cache: Cache | str | os.PathLike[str] | None = None,
+    devices: Sequence[str | DeviceInfo | Device] | None = None,
+    *,
+    preference: Preference = "fast_single_answer",
+    priority: Priority = "medium",
+    num_threads: int | None = None,
+    signature: str | None = None,
+    shapes: Shapes | None = None,
+    policy: Policy | None = None,
+    portable: str | None = None,
+) -> CacheOutcome:
+    """What a compile of *model* with these arguments would find of its plan in *cache*.
+
+    It is a hit, or a miss whose reason names what differs from the nearest kept plan of its file,
+    or off if the plan of such a compile is not kept. The arguments are those of `explain_model`;
+    *shapes* must be named as the compile names them. Nothing is compiled or written, but drivers of
+    a kept plan's devices are loaded.
+
+    Raises `ModelError` for a file that cannot be a model.
+    """
+    own = cache if isinstance(cache, Cache) else Cache(cache)
+    arguments = CompileArguments(
+        devices,
+        preference,
+        priority,
+        num_threads,
+        signature,
+        shapes,
+        Policy() if policy is None else policy,
+        CacheInfo(own.directory),
+        portable=portable,
+    )
+    file = model.file if isinstance(model, Model) else read(model)
+    if file is None:
+        return CacheOutcome("off", "the model is not the whole content of a file")
+    return kept_plan(file, arguments, manager, None)[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from msgspec import Struct
 from penstock import errors, knobs
 from penstock.cache.ingredients import cpu_features
 from penstock.cache.naming import VERDICTS
-from penstock.cache.plans import PLAN_SCHEMA, KeptPlan, KeptPlans, plan_key
+from penstock.cache.plans import PLAN_SCHEMA, KeptPlan, KeptPlans, no_plan, plan_key
+from penstock.compilation.step_receipt import CacheOutcome, fault_of
 from penstock.distribution import DISTRIBUTION
 from penstock.hal import Device
 from penstock.interrupts import polled
@@ -88,16 +89,42 @@ class RestoredPlan(Struct, frozen=True):
     is_small: bool
 
 
-def case_of(file: ConstantPool, arguments: CompileArguments, manager: Manager) -> PlanCase | None:
-    """The case of a compile of *file* with *arguments*; None if its plan is not kept.
+def kept_plan(
+    file: ConstantPool, arguments: CompileArguments, manager: Manager, deadline_ns: int | None
+) -> tuple[PlanCase | None, RestoredPlan | None, CacheOutcome]:
+    """The case of a compile of *file*, the plan that is kept for it, and the outcome.
+
+    The case is None if its plan is not kept, and the plan if there is none that can be used.
+    """
+    case: PlanCase | None = None
+    try:
+        case = case_of(file, arguments, manager)
+        restored = look_up(case, arguments, manager, deadline_ns)
+    except NotKept as reason:
+        return None, None, CacheOutcome("off", str(reason))
+    except (errors.InputError, errors.NotAvailable, errors.PlacementError) as error:
+        # The compile raises it, after the errors of the model.
+        return None, None, CacheOutcome("off", str(error))
+    except errors.CacheError as error:
+        fault = fault_of(error)
+        log.info("no kept plan is used: %s", fault.words)
+        return case, None, CacheOutcome("miss", fault.words, code=fault.code)
+    return case, restored, CacheOutcome("hit")
+
+
+class NotKept(Exception):  # an answer
+    """Why the plan of a compile is not kept."""
+
+
+def case_of(file: ConstantPool, arguments: CompileArguments, manager: Manager) -> PlanCase:
+    """The case of a compile of *file* with *arguments*. Raises `NotKept` if its plan is not kept.
 
     Raises `InputError` for invalid settings.
     """
-    directory = kept_in(arguments)
-    if directory is None or (devices := _devices_text(arguments.devices)) is None:
-        return None
+    directory = _directory_of(arguments)
+    devices = _devices_text(arguments.devices)
     if (installed := distributions()) is None:
-        return None
+        raise NotKept("what is installed is not known without an import")
     names, times = installed
     ingredients = {
         "file": _digest(file.view),
@@ -121,50 +148,62 @@ def case_of(file: ConstantPool, arguments: CompileArguments, manager: Manager) -
     return PlanCase(directory, file, ingredients)
 
 
-def kept_in(arguments: CompileArguments) -> str | None:
-    """The directory in which plans of a compile with *arguments* are kept; None if in none."""
+def _directory_of(arguments: CompileArguments) -> str:
+    """The directory in which plans of a compile with *arguments* are kept. Raises `NotKept`."""
     info = arguments.cache
-    if info is None or info.trust_token or arguments.tune or arguments.variants is not None:
-        return None
+    if info is None:
+        raise NotKept(arguments.uncached)
+    if info.place is None:
+        raise NotKept("the cache is files given by descriptor")
+    if info.trust_token:
+        raise NotKept("the token is trusted, so the model is not hashed")
+    if arguments.tune:
+        raise NotKept("placements are to be measured")
+    if arguments.variants is not None:
+        raise NotKept("runs are verified")
     return info.place
 
 
 def look_up(
     case: PlanCase, arguments: CompileArguments, manager: Manager, deadline_ns: int | None
-) -> RestoredPlan | str:
-    """The kept plan of *case*, or why there is none that can be used."""
-    found = KeptPlans(case.directory).load(case.key)
+) -> RestoredPlan:
+    """The kept plan of *case*. Raises the `CacheError` that says why there is none to be used."""
+    plans = KeptPlans(case.directory)
+    found = plans.load(case.key)
     if found is None:
-        return "nothing is kept for this case"
+        raise no_plan(plans.nearest(case.ingredients), case.ingredients)
     devices: dict[str, Device] = {}
     for name, was in found.rests_on.items():
         if name == MEASURED:
             key, _, mark = was.partition(" ")
             if mark != _mark(case.directory, key):
-                return "the measured placement changed"
+                raise errors.IngredientChanged("the measured placement is another")
             continue
         driver, _, identity = was.partition("\n")
         one = manager.of_driver(driver, name, arguments.isolate, deadline_ns)
         if one is None:
-            return f"device {name} cannot be used any more"
-        if _identity(one.info) != identity:
-            return f"device {name} changed"
+            raise errors.IngredientChanged(f"device {name} cannot be used any more")
+        if changed := _differences(identity, _identity(one.info)):
+            raise errors.IngredientChanged(f"device {name} has another {changed}")
         devices[name] = one.device
     try:
         plan, model = decode(found.content, case.file)
     except msgspec.MsgspecError as error:
-        return f"the kept plan cannot be read: {error}"
+        raise errors.Unreadable(f"the kept plan cannot be read: {error}") from error
     return RestoredPlan(plan, model, devices, found.is_small)
 
 
 def keep(
-    case: PlanCase, occasion: Occasion, plan: ExecutionPlan, isolate: bool | None, manager: Manager
-) -> None:
-    """Keeps *plan*, made on *occasion*, if it may be; logs why not. Never raises."""
+    case: PlanCase,
+    occasion: Occasion,
+    plan: ExecutionPlan,
+    isolate: bool | None,
+    manager: Manager,
+) -> str:
+    """Keeps *plan*, made on *occasion*. Returns why it is not kept, or an empty text."""
     try:
         if reason := _why_not_kept(case, plan, isolate, manager):
-            log.info("the plan is not kept: %s", reason)
-            return
+            return reason
         from penstock.runtime.planning import has_small_runs
 
         content = encode(plan, occasion.source, case.file)
@@ -182,7 +221,8 @@ def keep(
         )
         KeptPlans(case.directory).save(kept)
     except (errors.CacheError, TypeError, ValueError, OverflowError, LookupError) as error:
-        log.info("the plan is not kept: %s", error)
+        return str(error)
+    return ""
 
 
 def _why_not_kept(
@@ -234,10 +274,23 @@ def _rests_on(name: str, isolate: bool | None, manager: Manager) -> str:
 
 
 def _identity(info: DeviceInfo) -> str:
-    """What must be the same for a kept plan to hold for the device of *info*."""
+    """What must be the same for a kept plan to hold for the device of *info*, a line for each."""
     claims = sha256(msgspec.json.encode(info.capabilities)).hexdigest()
-    parts = info.name, info.version, info.source.origin, info.feature_level, info.isolated, claims
-    return "\n".join(map(str, parts))
+    values = info.version, info.source.origin, info.feature_level, info.isolated, claims
+    return "\n".join(map(str, values))
+
+
+_PARTS: Final = ("version", "origin", "feature level", "process", "set of capabilities")
+
+
+def _differences(before: str, now: str) -> str:
+    """The parts of two identities that differ, with their values if they are short."""
+    pairs = zip(_PARTS, before.split("\n"), now.split("\n"), strict=False)
+    return ", ".join(
+        part if part == _PARTS[-1] else f"{part} ({old} -> {new})"
+        for part, old, new in pairs
+        if old != new
+    )
 
 
 def _mark(directory: str, verdict: str) -> str:
@@ -256,14 +309,18 @@ def _digest(content: memoryview) -> str:
     return digest.hexdigest()
 
 
-def _devices_text(devices: object) -> str | None:
-    """The listed devices, as words; None if one is an object, whose answers may change."""
+def _devices_text(devices: object) -> str:
+    """The listed devices, as words. Raises `NotKept` if one is an object, whose answers may
+    change.
+    """
     if devices is None:
         return knobs.devices() or EVERY_DEVICE
     if isinstance(devices, str) or not isinstance(devices, Sequence):
-        return None
+        raise NotKept("devices is no list")
     names = [one.name if isinstance(one, DeviceInfo) else one for one in devices]
-    return " ".join(map(repr, names)) if all(isinstance(n, str) for n in names) else None
+    if not all(isinstance(name, str) for name in names):
+        raise NotKept("a device is an object of the program")
+    return " ".join(map(repr, names))
 
 
 def _shapes_text(shapes: Shapes | None) -> str:
@@ -275,15 +332,15 @@ def _shapes_text(shapes: Shapes | None) -> str:
 
 
 def _policy_text(policy: Policy) -> str:
-    """The demands of *policy* on a placement."""
+    """The demands of *policy* on a placement, as words."""
     demands: dict[str, object] = {
         name: getattr(policy, name)
         for name in policy.__struct_fields__
         if name not in {"require", "forbid", "shadow", "while_compiling"}
     }
     for name, rules in (("require", policy.require), ("forbid", policy.forbid)):
-        demands[name] = {key: sorted(names) for key, names in rules.items()}
-    return msgspec.json.encode(demands, order="sorted").decode()
+        demands[name] = {key: sorted(names) for key, names in sorted(rules.items())}
+    return " ".join(f"{k}={msgspec.json.encode(v).decode()}" for k, v in demands.items())
 
 
 def _settings_text() -> str:

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock import hal, knobs
 from penstock.arguments import deadline_of
 from penstock.compilation.compilation import compile_plan
 from penstock.compilation.prepared import CompileOptions
-from penstock.compilation.step_receipt import Recorder
+from penstock.compilation.step_receipt import CacheOutcome, Recorder
 from penstock.distribution import FALLBACK_DEVICE
-from penstock.errors import InputError, NotAvailable, PlacementError, RefusalCode, counted
+from penstock.errors import PlacementError, RefusalCode, counted
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import interface_of
 from penstock.execution.variant import Variant
@@ -41,6 +42,17 @@ FILES_GIVEN_BACK: Final = "the cache files were given for the first compile alon
 """Why shapes that come with a run are not cached if the caller opened the files."""
 
 
+class Kept(Struct, frozen=True):
+    """What the cache has of a plan: its *case*, the plan *restored*, and the outcome for receipts.
+
+    A plan that is made for *case* is kept. The outcome is None where no cache was asked.
+    """
+
+    case: PlanCase | None = None
+    restored: RestoredPlan | None = None
+    outcome: CacheOutcome | None = None
+
+
 class Planned(NamedTuple):
     """A plan with its devices. *occasion* is None for a restored plan."""
 
@@ -60,13 +72,13 @@ class Session:
         deadline_ns: int | None = None,
         cancel: hal.CancelToken | None = None,
         progress: ProgressCallback | None = None,
-        case: PlanCase | None = None,
-        restored: RestoredPlan | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        """*restored* is the plan that is kept for *case*; without it the first plan is kept."""
+        """*kept* is what the cache has of the first plan; None if it is not kept."""
         self.model, self.arguments, self.policy = model, arguments, arguments.policy
         self.allow = self.policy.allow_fallback and knobs.allow_fallback()
-        self.case, self.restored = case, restored
+        self.kept = Kept() if kept is None else kept
+        restored = self.kept.restored
         self._chosen: list[hal.Device] | None = None
         if restored is None:
             self._chosen = self._choose(deadline_ns)
@@ -137,7 +149,8 @@ class Session:
         self, shapes: Mapping[int, Sequence[int]], config: hal.PrepareConfig, recorder: Recorder
     ) -> Variant:
         arguments, isolate, until = self.arguments, self.arguments.isolate, config.deadline_ns
-        restored, self.restored = self.restored, None
+        kept, self.kept = self.kept, Kept()
+        restored = kept.restored
         if restored is None:
             made = self._planned(shapes, config, recorder)
         else:
@@ -178,17 +191,18 @@ class Session:
             from penstock.runtime.apart import end_with_their_calls
 
             end_with_their_calls(compilation, devices)
-        if notes := (*self._notes(plan), *left, *self._not_named(plan)):
-            receipt = replace(compilation.receipt, notes=notes)
-            compilation = replace(compilation, receipt=receipt)
+        outcome = kept.outcome
+        if occasion is not None and kept.case is not None and outcome is not None:
+            from penstock.runtime.keeping import keep
+
+            why_not = keep(kept.case, occasion, plan, isolate, manager)
+            outcome = replace(outcome, saved=not why_not, not_saved=why_not)
+        notes = (*self._notes(plan), *left, *self._not_named(plan))
+        receipt = replace(compilation.receipt, notes=notes, plan=outcome)
+        compilation = replace(compilation, receipt=receipt)
         absence = None
         if isolated:
             compilation, absence = isolated.with_notes(compilation, devices)
-        if occasion is not None and self.case is not None:
-            from penstock.runtime.keeping import keep
-
-            case, self.case = self.case, None
-            keep(case, occasion, plan, isolate, manager)
         variant = self.variant_of(compilation, devices, _for_later(config), self.allow)
         variant.absence = absence
         return variant
@@ -352,27 +366,13 @@ def _ending(plan: ExecutionPlan, devices: Mapping[str, hal.Device]) -> AbstractC
 
 def kept_plan(
     file: ConstantPool, arguments: compile_arguments.CompileArguments, deadline_ns: int | None
-) -> tuple[PlanCase | None, RestoredPlan | None]:
-    """The case of a compile of *file*, and the plan that is kept for it.
-
-    The case is None if its plan is not kept, the plan if none can be used.
-    """
+) -> Kept:
+    """What the cache of *arguments* has kept for *file*."""
     if arguments.cache is None:
-        return None, None
-    from penstock.runtime.keeping import case_of, look_up
+        return Kept()
+    from penstock.runtime import keeping
 
-    try:
-        if (case := case_of(file, arguments, manager)) is None:
-            return None, None
-        found = look_up(case, arguments, manager, deadline_ns)
-    except (InputError, NotAvailable, PlacementError) as error:
-        # The compile raises it, after the errors of the model.
-        log.info("no kept plan is used: %s", error)
-        return None, None
-    if isinstance(found, str):
-        log.info("no kept plan is used: %s", found)
-        return case, None
-    return case, found
+    return Kept(*keeping.kept_plan(file, arguments, manager, deadline_ns))
 
 
 def recompile(model: Model, arguments: compile_arguments.CompileArguments) -> CompiledModel:

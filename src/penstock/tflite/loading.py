@@ -57,7 +57,7 @@ class LoadedFile:
         with self._lock:
             if self._model is None:
                 try:
-                    self._model = tflite.load(self.pool)
+                    self._model = tflite.load(self.pool).is_all_of(self.pool)
                 except ModelError as error:
                     self._model = without_frames(error)
         if isinstance(self._model, ModelError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 import penstock
 from penstock.cache import Cache
+from penstock.cache.naming import PLANS
 from penstock.cache.verdicts import Verdict, Verdicts
 from penstock.cli.application import app
 from penstock.cli.cache.compiles import readable
@@ -132,6 +134,7 @@ def test_a_directory_that_is_not_there_is_an_empty_cache(run: Run, directory: Pa
         "directory": str(directory),
         "entries": [],
         "verdicts": [],
+        "plans": [],
         "nbytes": 0,
     }
     assert "0 entries, 0 bytes" in run("cache", "ls").stdout
@@ -279,8 +282,35 @@ def test_show_names_the_entries_that_a_beginning_could_mean(
 def test_verify_accepts_what_drivers_accept(run: Run, warm: Path) -> None:
     assert "sound" in run("cache", "verify").stdout
     data = parsed(run("cache", "verify", "--json"))
-    assert (data["verified"], data["refused"]) == (1, 0)
+    assert (data["verified"], data["refused"]) == (2, 0)
     assert data["entries"][0]["sound"] is True
+    assert [plan["sound"] for plan in data["plans"]] == [True]
+
+
+def test_an_altered_plan_is_refused_and_listed_no_more(
+    run: Run, warm: Path, directory: Path
+) -> None:
+    (listed,) = parsed(run("cache", "ls", "--json"))["plans"]
+    assert listed["file"] == hashlib.sha256(warm.read_bytes()).hexdigest()
+    assert listed["devices"] == "'lab'"
+    assert "kept plan" in run("cache", "ls").stdout
+    (file,) = (directory / PLANS).iterdir()
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    result = run("cache", "verify", "--json")
+    assert result.exit_code == 1
+    assert [p["error"]["type"] for p in json.loads(result.stdout)["plans"]] == ["Unreadable"]
+    assert parsed(run("cache", "ls", "--json"))["plans"] == []
+
+
+def test_explain_names_what_changed_of_the_plan(run: Run, warm: Path) -> None:
+    arguments = ("cache", "explain", warm, "-d", "lab", "--json")
+    assert parsed(run(*arguments))["kept_plan"] == {"outcome": "hit", "reason": None}
+    told = parsed(run(*arguments, "--preference", "low_power"))["kept_plan"]
+    assert told["outcome"] == "miss"
+    assert "preference (fast_single_answer -> low_power)" in told["reason"]
+    assert "kept plan: hit" in run(*arguments[:-1]).stdout
 
 
 def test_verify_says_in_one_line_what_is_refused_and_why(
@@ -457,7 +487,8 @@ def test_gc_removes_what_was_unused_for_longest(
     assert [e["device"] for e in data["removed"]] == ["lab"]
     assert (data["left"], data["nbytes"]) == (0, 0)
     assert data["nbytes_removed"] > 0
-    assert list(directory.iterdir()) == []
+    assert [path.name for path in directory.iterdir()] == [PLANS]
+    assert list((directory / PLANS).iterdir()) == []
 
 
 def test_gc_in_words(run: Run, warm: Path) -> None:

@@ -25,9 +25,9 @@ def looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bool]:
     look = session.kept_plan
 
     def looking(*arguments: Any) -> Any:
-        case, restored = look(*arguments)
-        found.append(restored is not None)
-        return case, restored
+        kept = look(*arguments)
+        found.append(kept.restored is not None)
+        return kept
 
     monkeypatch.setattr(compiling, "kept_plan", looking)
     return found

@@ -28,6 +28,7 @@ from penstock.ir import DType, ModelBuilder, infer
 from penstock.partitioning import encoding, placement
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 from penstock.runtime.discovery import Manager
+from penstock.runtime.explain import explain_plan
 from tests.conftest import CORPUS, corpus_parameters
 from tests.support_devices import NumpyDevice
 from tests.unit.partitioning.models import chain
@@ -147,6 +148,10 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+NAMES = {"order": "devices", "rules": "policy", "threads": "num_threads"}
+"""The ingredients that have other names."""
+
+
 @pytest.mark.parametrize("changed", OTHERS)
 def test_another_argument_is_another_case(
     model: Path, tmp_path: Path, placed: list[object], changed: str
@@ -155,8 +160,14 @@ def test_another_argument_is_another_case(
         start(model, tmp_path / "c").close()
         start(model, tmp_path / "c").close()
         assert len(placed) == 1
-        for _ in range(2):
-            start(model, tmp_path / "c", **OTHERS[changed]).close()
+        with start(model, tmp_path / "c", **OTHERS[changed]) as compiled:
+            outcome = compiled.receipt.plan
+            assert outcome is not None
+            assert (outcome.outcome, outcome.saved, outcome.not_saved) == ("miss", True, "")
+            named = NAMES.get(changed, changed)
+            assert outcome.reason.startswith(f"NoEntry: the nearest plan differs in {named} (")
+        with start(model, tmp_path / "c", **OTHERS[changed]) as compiled:
+            assert str(compiled.receipt.plan) == "hit"
         assert len(placed) == 2
         assert len(kept(tmp_path / "c")) == 2
 
@@ -169,6 +180,7 @@ def test_another_content_in_the_same_file_is_another_case(
     model.write_bytes(small(2))
     assert model.stat().st_size == before.st_size
     with start(model, tmp_path / "c") as compiled:
+        assert str(compiled.receipt.plan) == "miss: NoEntry: no plan is kept for this file"
         rows = np.arange(256, dtype=np.float32).reshape(64, 4) + 2
         assert np.array_equal(compiled(X)[0], (rows @ X[0])[None])
     assert len(placed) == 2
@@ -241,7 +253,8 @@ def test_a_changed_device_is_refused_and_the_plan_made_again(
     monkeypatch.setattr("penstock.runtime.session.manager", found)
     with caplog.at_level(logging.INFO, "penstock"):
         start(model, tmp_path / "c").close()
-    assert "no kept plan is used: device sample changed" in caplog.text
+        told = "IngredientChanged: device sample has another version"
+    assert told in caplog.text
     assert len(placed) == 2
     start(model, tmp_path / "c").close()
     assert len(placed) == 2
@@ -305,11 +318,52 @@ def test_a_plan_under_another_key_is_not_used(
 def test_nothing_is_kept_for_objects_of_the_program_or_without_a_cache(
     model: Path, tmp_path: Path
 ) -> None:
-    start(model, tmp_path / "c", devices=[SampleDevice()]).close()
-    penstock.compile(model, devices=DEVICES, cache=False).close()
     token = CacheInfo(tmp_path / "c", bytes(32), trust_token=True)
-    penstock.compile(model, devices=DEVICES, cache=token).close()
+    cases: dict[str, dict[str, Any]] = {
+        "a device is an object of the program": {"devices": [SampleDevice()]},
+        "the token is trusted, so the model is not hashed": {"cache": token},
+        "placements are to be measured": {"tune": True},
+        "runs are verified": {"policy": penstock.Policy(shadow=0.5)},
+    }
+    for reason, arguments in cases.items():
+        given = {"devices": DEVICES, "cache": tmp_path / "c", **arguments}
+        with penstock.compile(model, **given) as compiled:
+            assert str(compiled.receipt.plan) == f"off: {reason}"
+    with penstock.compile(model, devices=DEVICES, cache=False) as compiled:
+        assert compiled.receipt.plan is None
     assert kept(tmp_path / "c") == []
+
+
+def test_a_loaded_model_has_the_plan_of_its_file(
+    model: Path, tmp_path: Path, placed: list[object]
+) -> None:
+    loaded = penstock.load(model)
+    with penstock.compile(loaded, devices=DEVICES, cache=tmp_path / "c") as first:
+        pass
+    with penstock.compile(loaded, devices=DEVICES, cache=tmp_path / "c") as second:
+        assert str(second.receipt.plan) == "hit"
+        assert_alike(first, second)
+    with start(model, tmp_path / "c") as third:
+        assert str(third.receipt.plan) == "hit"
+    assert len(placed) == 1
+    # A model that was derived from it is another.
+    derived = replace(loaded)
+    with penstock.compile(derived, devices=DEVICES, cache=tmp_path / "c") as fourth:
+        assert fourth.receipt.plan is None
+    assert len(placed) == 2
+
+
+def test_explain_names_what_changed_and_writes_nothing(model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "c"
+    assert str(explain_plan(model, cache, DEVICES)).startswith("miss: NoEntry: no plan is kept")
+    assert not cache.exists()
+    start(model, cache).close()
+    assert str(explain_plan(model, cache, DEVICES)) == "hit"
+    assert str(explain_plan(penstock.load(model), cache, DEVICES)) == "hit"
+    other = str(explain_plan(model, cache, DEVICES, preference="low_power"))
+    change = "preference (fast_single_answer -> low_power)"
+    assert other == f"miss: NoEntry: the nearest plan differs in {change}"
+    assert len(kept(cache)) == 1
 
 
 def test_clearing_a_cache_removes_kept_plans(model: Path, tmp_path: Path) -> None:

@@ -81,14 +81,14 @@ def most_frequent(placed: Sequence[Mapping[str, str]], device: str) -> str:
 
 
 def explain(output: Output, model: options.ModelFile, key: Key) -> None:
-    """Say for each step of MODEL whether a compile would hit, or which ingredient of the key has
-    changed.
+    """Say for each step of MODEL, and for its plan, whether a compile would hit, or which
+    ingredient of the key has changed.
 
     Nothing is compiled. The other options are those of the compile. Unknown dimensions of MODEL
     count as 1 unless --shape sets them, as in 'run'.
     """
     from penstock.cli import opening
-    from penstock.runtime.explain import explain_model
+    from penstock.runtime.explain import explain_model, explain_plan
 
     cache = open_cache(key.directory)
     arguments = compile_arguments(key)
@@ -99,6 +99,7 @@ def explain(output: Output, model: options.ModelFile, key: Key) -> None:
     arguments["shapes"] = {**likely, **(given or {})}
     try:
         plan, steps = explain_model(loaded.model, cache, **arguments)
+        whole = explain_plan(loaded.model, cache, **arguments)
     except ModelError as error:
         raise FileError(loaded.path, with_remedy(error, likely)) from error
     described = [describe_expected(each) for each in steps]
@@ -123,11 +124,13 @@ def explain(output: Output, model: options.ModelFile, key: Key) -> None:
     notes = [f"explained for {in_words(likely)}; --shape gives another shape"] if likely else []
     output.notes(notes)
     output.line(f"plan: {plan.summary()}", "dim")
+    output.line(f"kept plan: {whole}", "dim")
     output.line(f"cache: {cache.directory}", "dim")
     output.json(
         {
             "directory": str(cache.directory),
             "plan": plan.summary(),
+            "kept_plan": {"outcome": whole.outcome, "reason": whole.reason or None},
             "steps": described,
             "notes": notes,
         }

@@ -30,7 +30,8 @@ NO_INDEX: Final = (
 
 
 def ls(output: Output, directory: options.CacheDirectory = None) -> None:
-    """List the entries, the last used first, and measured placements ('bench --tune')."""
+    """List the entries, the last used first, measured placements ('bench --tune'), kept plans."""
+    from penstock.cache.plans import KeptPlans
     from penstock.cache.verdicts import Verdicts
 
     cache = open_cache(directory)
@@ -67,12 +68,32 @@ def ls(output: Output, directory: options.CacheDirectory = None) -> None:
             ],
             whole=("measured placement", "model", "class"),
         )
+    plans: list[dict[str, Any]] = [
+        {
+            "key": p.key,
+            "file": p.ingredients["file"],
+            "devices": p.ingredients["devices"],
+            "summary": p.summary,
+            "created": p.created,
+        }
+        for p in KeptPlans(cache.directory).every()
+    ]
+    if plans:
+        output.table(
+            ("kept plan", "file", "devices", "plan", "created"),
+            [
+                (key[:SHORT], file[:SHORT], devices, summary, when(created))
+                for key, file, devices, summary, created in (p.values() for p in plans)
+            ],
+            whole=("kept plan", "file"),
+        )
     output.line(f"{how_many(entries)}, {size(total)} in {cache.directory}", "dim")
     output.json(
         {
             "directory": str(cache.directory),
             "entries": [describe(entry) for entry in entries],
             "verdicts": verdicts,
+            "plans": plans,
             "nbytes": total,
         }
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from penstock.cli import options
 from penstock.cli.cache.directory import SHORT, describe, find, open_cache, owner, short, when
@@ -16,12 +16,19 @@ from penstock.logs import printable
 
 if TYPE_CHECKING:
     from penstock.cache import Cache, CacheEntry, Removed
+    from penstock.cache.records import SealedRecords
     from penstock.errors import CacheError
 
 
 NOT_TRUSTED: Final = (
     "its file is altered, cut short, not readable, or sealed under another state directory or key; "
     "measuring again ('bench --tune') writes it anew, and 'penstock cache clear' removes it"
+)
+
+
+PLAN_NOT_TRUSTED: Final = (
+    "its file is altered, cut short, not readable, or sealed under another state directory or key; "
+    "the next compile of its model writes it anew, and 'penstock cache clear' removes it"
 )
 
 
@@ -33,20 +40,22 @@ def verify(
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Verify every entry against its driver's registry, and the seals of measured placements.
+    """Verify every entry against its driver's registry, and the seals of measured placements and
+    kept plans.
 
     Fails if one would be refused.
     """
+    from penstock.cache.plans import KeptPlans
     from penstock.cache.verdicts import Verdicts
 
     cache = open_cache(directory)
     wanted = None if token is None else find(cache.entries(), token).token
     results = [r for r in cache.verify() if wanted is None or r[0].token == wanted]
     placements: list[tuple[str, CacheError | None]] = []
+    plans: list[tuple[str, CacheError | None]] = []
     if wanted is None:
-        stored = Verdicts(cache.directory)
-        placements = [(v.key, None) for v in stored.every()]
-        placements += [(key, Unreadable(NOT_TRUSTED)) for key in stored.untrusted()]
+        placements = judged_records(Verdicts(cache.directory), NOT_TRUSTED)
+        plans = judged_records(KeptPlans(cache.directory), PLAN_NOT_TRUSTED)
     # An entry that its driver has not written yet is only a miss.
     refused = [
         (f"entry {short(e)}", error)
@@ -54,6 +63,7 @@ def verify(
         if error is not None and not isinstance(error, NotYetWritten)
     ]
     refused += [(f"the measured placement {k[:SHORT]}", error) for k, error in placements if error]
+    refused += [(f"the kept plan {k[:SHORT]}", error) for k, error in plans if error]
     if results:
         output.table(
             ("token", "device", "verdict"),
@@ -66,26 +76,41 @@ def verify(
             [(key[:SHORT], str(error or "sound")) for key, error in placements],
             whole=("measured placement",),
         )
+    if plans:
+        output.table(
+            ("kept plan", "verdict"),
+            [(key[:SHORT], str(error or "sound")) for key, error in plans],
+            whole=("kept plan",),
+        )
     what = how_many([e for e, _ in results])
     if placements:
         what += f" and {counted(len(placements), 'measured placement')}"
+    if plans:
+        what += f" and {counted(len(plans), 'kept plan')}"
     output.line(f"{what} verified, {len(refused)} refused", "dim")
     output.json(
         {
             "directory": str(cache.directory),
-            "verified": len(results) + len(placements),
+            "verified": len(results) + len(placements) + len(plans),
             "refused": len(refused),
             "entries": [
                 {"token": e.token.hex(), "device": e.device or None, **judged(error)}
                 for e, error in results
             ],
             "verdicts": [{"key": key, **judged(error)} for key, error in placements],
+            "plans": [{"key": key, **judged(error)} for key, error in plans],
         }
     )
     if refused:
         name, error = refused[0]
         more = f"; and {len(refused) - 1} more" if len(refused) > 1 else ""
         raise Unfinished(f"{name} is refused: {error}{more}")
+
+
+def judged_records(records: SealedRecords[Any], why: str) -> list[tuple[str, CacheError | None]]:
+    """Each record by its key, with None if it is authentic, else the error with the text *why*."""
+    sound = [(record.key, None) for record in records.every()]
+    return [*sound, *((key, Unreadable(why)) for key in records.untrusted())]
 
 
 def judged(error: CacheError | None) -> dict[str, object]:
@@ -122,7 +147,7 @@ def clear(
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Remove every entry that no process uses, and the measured placements."""
+    """Remove every entry that no process uses, the measured placements and the kept plans."""
     cache = open_cache(directory)
     if verdict is not None:
         forget(output, cache, verdict)
