@@ -23,6 +23,7 @@ MODULES = {
     "sealed": "sealed",
     "cache": "cache",
     "engines": "engines",
+    "command": "command",
     "footprint": "footprint",
     "threads": "threads",
     "coverage": "coverage",
