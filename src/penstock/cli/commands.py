@@ -58,7 +58,7 @@ COMMANDS: Final[Mapping[str, Home]] = {
         "Run the step in the capsule FILE again, and say whether its failure repeats.",
     ),
     "devices": Home(
-        "doctor", "devices", "List every device, and why it cannot be used if it cannot."
+        "devices", "devices", "List every device, and why it cannot be used if it cannot."
     ),
     "doctor": Home(
         "doctor",

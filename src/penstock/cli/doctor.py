@@ -1,4 +1,4 @@
-"""`penstock doctor` and `devices`: what is installed, what works, and why the rest does not."""
+"""`penstock doctor`: what is installed, what works, and why the rest does not."""
 
 from __future__ import annotations
 
@@ -14,62 +14,15 @@ import penstock
 from penstock import knobs
 from penstock.cli import capsules, settings
 from penstock.cli.declarations import option
+from penstock.cli.devices import describe, show_devices
 from penstock.cli.failures import Unfinished, UsageError
-from penstock.cli.output import Output, shortened, size
+from penstock.cli.output import Output, size
 from penstock.distribution import DISTRIBUTION, FOREIGN
 from penstock.errors import InputError
 from penstock.ipc import sandbox
 
 if TYPE_CHECKING:
     from penstock import DeviceInfo
-
-
-def devices(output: Output) -> None:
-    """List every device, and why it cannot be used if it cannot."""
-    found = penstock.devices()
-    show_devices(output, ("version", "driver"), found)
-    output.json({"devices": [describe(d) for d in found]})
-
-
-def show_devices(output: Output, about: Sequence[str], found: Sequence[DeviceInfo]) -> None:
-    """Prints a table of devices with the columns *about* them."""
-    rows = []
-    for d in found:
-        source, usable = d.source, "when named" if d.only_when_named else "yes"
-        driver = d.driver
-        if source.distribution not in {"", DISTRIBUTION}:
-            driver += f" ({source.distribution} {source.version})".replace(" )", ")")
-        if not d.usable:
-            usable = f"no: {d.reason}"
-        elif d.capabilities.simulated:
-            usable += " (simulated)"
-        cells = {
-            "device": d.name,
-            "type": d.type,
-            "version": shortened(d.version),
-            "driver": driver,
-            "feature level": d.feature_level,
-            "runs in": "a process of its own" if d.isolated else "this process",
-            "usable": usable,
-        }
-        rows.append([cells[name] for name in ("device", "type", *about, "runs in", "usable")])
-    output.table(("device", "type", *about, "runs in", "usable"), rows)
-
-
-def describe(device: DeviceInfo) -> dict[str, Any]:
-    """A device for `--json`."""
-    import msgspec
-
-    names = ("name", "type", "version", "usable", "reason", "only_when_named", "driver")
-    return {
-        **{name: getattr(device, name) for name in names},
-        "distribution": device.source.distribution,
-        "distribution_version": device.source.version,
-        "entry_point": device.source.entry_point,
-        "isolated": device.isolated,
-        "feature_level": device.feature_level,
-        "capabilities": msgspec.to_builtins(device.capabilities),
-    }
 
 
 PACKAGES: Final = (

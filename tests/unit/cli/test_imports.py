@@ -88,6 +88,12 @@ def test_only_the_command_of_the_line_is_imported(run_modules: set[str]) -> None
     assert among(tuple(f"penstock.cli.{o}" for o in others), run_modules) == []
 
 
+def test_list_of_devices_imports_nothing_of_the_doctor(tmp_path: Path) -> None:
+    modules = imported("devices", tmp_path)
+    unwanted = ("penstock.cli.doctor", "penstock.cli.capsules", "penstock.ipc", "email", "rich")
+    assert among((*unwanted, "importlib.metadata"), modules) == []
+
+
 def test_version_imports_neither_numpy_nor_msgspec(tmp_path: Path) -> None:
     wanted = ("numpy", "msgspec", "penstock.cli.commands", "penstock.knobs")
     assert among(wanted, imported("--version", tmp_path)) == []
