@@ -2,7 +2,8 @@
 binary parts.
 """
 
-from __future__ import annotations
+# Annotations are objects here, not text: msgspec compiles the text of a manifest's fields when it
+# first reads one, which takes several times as long as to read it.
 
 import struct
 from collections.abc import Callable

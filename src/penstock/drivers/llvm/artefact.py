@@ -5,7 +5,8 @@ object. The data file has the packed constants, at the offsets that the code exp
 them where the verified copy of the file is mapped.
 """
 
-from __future__ import annotations
+# Annotations are objects here, not text: msgspec compiles the text of a manifest's fields when it
+# first reads one, which takes several times as long as to read it.
 
 from collections.abc import Sequence
 from typing import Final
