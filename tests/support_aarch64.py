@@ -33,6 +33,9 @@ from penstock.ir import NDArray
 
 QEMU: Final = "qemu-aarch64-static"
 
+SETS: Final = ("neon-dot", "neon")
+"""The instruction sets of aarch64."""
+
 PAGE: Final = 1 << 16
 START: Final = 0x0800_0000
 CODE: Final = 0x1000_0000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 from unittest import mock
 
 import numpy as np
@@ -283,6 +283,10 @@ def config_of(model: Model, token: bytes | None = None) -> hal.PrepareConfig:
     return structs.replace(config, model_cache=(), data_cache=(), lock=None)
 
 
+UNDONE: Final = 16
+"""Of so many altered entries one is compiled anew where the alteration can be undone."""
+
+
 class Bulk:
     """One entry in open files, prepared over and over by one device: the quickest three steps there
     are. Use it in a `with` block.
@@ -344,19 +348,29 @@ class Bulk:
         )
 
     def attack(
-        self, kind: type[CacheError], alter: Callable[[Any], object], cases: Iterable[Any]
+        self,
+        kind: type[CacheError],
+        alter: Callable[[Any], object],
+        cases: Iterable[Any],
+        undo: Callable[[Any], object] | None = None,
     ) -> int:
         """For each case: the untouched entry hits, after *alter*(case) it is refused for *kind*,
-        the recompiled one hits, which is the next case's untouched one. How many cases there were.
+        the recompiled one hits, which is the next case's untouched one. With *undo* that is so of
+        the first of every `UNDONE`; after the others *undo*(case) makes the entry untouched again.
+        How many cases there were.
         """
         assert self.hits()
         done = 0
         for case in cases:
             alter(case)
             assert self.refusal() == kind.__name__, case
-            assert self.recompiled(), case
-            assert self.hits(), case
+            if undo is not None and done % UNDONE:
+                undo(case)
+            else:
+                assert self.recompiled(), case
+                assert self.hits(), case
             done += 1
+        assert self.hits()
         return done
 
     def _right(self, prepared: hal.PreparedModel) -> bool:

@@ -19,7 +19,7 @@ from tests.support_together import Child, children, compiles, hammer
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
 PROCESSES = 8
-SECONDS = 10.0
+SECONDS = 5.0
 MISSES = {kind.__name__ for kind in CacheError.__subclasses__()}
 
 

@@ -13,14 +13,12 @@ import penstock
 from penstock.compiler import interpreter
 from penstock.drivers.llvm.isa import RECORDS
 from penstock.ir import DType, Model, NDArray, infer_shapes
-from tests.support_aarch64 import made_for, run, skip_without_qemu
+from tests.support_aarch64 import SETS, made_for, run, skip_without_qemu
 from tests.support_compiler import differences
 from tests.support_generated import compiled, values_for
 from tests.support_layers import FAMILIES, supported_layers
 
 pytestmark = pytest.mark.slow
-
-SETS: Final = ("neon-dot", "neon")
 
 NETWORKS: Final = {
     "vww_96_int8.tflite": 2,
@@ -30,7 +28,7 @@ NETWORKS: Final = {
 }
 """Networks, and the threads that they are large enough for."""
 
-SEEDS: Final = range(5)
+SEEDS: Final = range(3)
 
 
 @pytest.fixture(autouse=True)

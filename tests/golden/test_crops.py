@@ -13,7 +13,7 @@ from tests.golden.crop_rules import SETS, check_operations_on_crops, check_whole
 from tests.golden.crops import drawn, is_of_pictures
 from tests.golden.engine_grid import ENGINES, needs
 
-COUNT = 3
+COUNT = 2
 """Inputs of each network here."""
 
 LARGEST_HERE = 15_000_000

@@ -1,5 +1,6 @@
 """The corpus on every engine, in every accuracy class: a dozen networks and units, these in one
-class each in turn, here, the rest marked `grid`.
+class each in turn, here, the rest marked `grid`. Of the networks one pair of engines tries the
+operations one by one here, in turn.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ ROUNDING: Final = ("onnxruntime-cpu", "openvino-cpu")
 """Engines that compute quantised operations otherwise where each by itself is to be within a step,
 and no more.
 """
+
+
+PAIRS: Final = (("llvm", "onnxruntime-cpu"), ("xnnpack", "openvino-cpu"))
+"""The engines that operations are tried on one by one."""
 
 
 def _here() -> frozenset[str]:
@@ -109,12 +114,22 @@ def _networks() -> Iterator[Any]:
                 yield pytest.param(entry, id=entry["id"], marks=marks)
 
 
-@pytest.mark.parametrize("entry", corpus_parameters(_networks()))
-def test_every_operation_alone_is_within_a_step(entry: Entry) -> None:
-    engine_grid.needs(*engine_grid.ENGINES)
-    outcomes = check_operations(entry, engine_grid.ENGINES)
+def _networks_on_pairs() -> Iterator[Any]:
+    """Each network with each of `PAIRS`; outside the grid with one of them, in turn."""
+    for number, parameter in enumerate(_networks()):
+        for position, pair in enumerate(PAIRS):
+            (entry,), marks = parameter.values, list(parameter.marks)
+            if position != number % len(PAIRS) and not marks:
+                marks = [pytest.mark.grid]
+            yield pytest.param(entry, pair, id=f"{entry['id']}-{'+'.join(pair)}", marks=marks)
+
+
+@pytest.mark.parametrize(("entry", "engines"), corpus_parameters(_networks_on_pairs(), arguments=2))
+def test_every_operation_alone_is_within_a_step(entry: Entry, engines: tuple[str, ...]) -> None:
+    engine_grid.needs(*engines)
+    outcomes = check_operations(entry, engines)
     assert [line for outcome in outcomes.values() for line in outcome.departures] == []
-    assert outcomes["xnnpack"].taken or "CONTROL" in entry["task"].upper()
+    assert any(o.taken for o in outcomes.values()) or "CONTROL" in entry["task"].upper()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
-"""The device llvm: python -m tests.soak.soak_llvm [--count N] [--stride N] [--cycles N] [--seed S].
+"""The device llvm: python -m tests.soak.soak_llvm [--count N] [--stride N] [--cycles N]
+[--layers N] [--seed S].
 
 A network is compiled, run and closed over and over, by LLVM and from the cache, and so is one that
 threads share: no mapping, descriptor or thread may be left. Then each bit of both of the network's
 cache files is flipped: the driver must refuse it before code is mapped. Seeded ones go through
-whole compiles. Prints figures; exit code 1 when something was left, accepted, or answered wrong; 2
-without the corpus or the device.
+whole compiles. At last layers of every family run between guard pages on every instruction set of
+this machine, and under qemu on those of aarch64. Prints figures; exit code 1 when something was
+left, accepted, or answered wrong; 2 without the corpus, the device or qemu.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import argparse
 import gc
 import random
+import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -26,12 +30,18 @@ if __name__ == "__main__" and __package__ is None:
 import numpy as np
 
 import penstock
+from penstock.compiler import interpreter
 from penstock.drivers.llvm import LlvmDevice, compiling
+from penstock.drivers.llvm.isa import RECORDS
 from penstock.errors import SealBroken
 from penstock.ir import Model, NDArray
+from tests import support_aarch64
 from tests.conftest import CORPUS, NO_CORPUS
 from tests.soak.soak_lifetime import resident_kib
+from tests.support_compiler import differences
 from tests.support_engine_entry import NETWORK
+from tests.support_generated import compiled
+from tests.support_layers import FAMILIES, supported_layers
 from tests.support_llvm import MISSING, LlvmEntry
 from tests.support_threads_llvm import image, network
 
@@ -44,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="compile and close so often")
     parser.add_argument("--stride", type=int, default=1, help="flip every N-th bit alone")
     parser.add_argument("--cycles", type=int, default=2000)
+    parser.add_argument("--layers", type=int, default=100, help="of each family")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     if CORPUS is None:
@@ -52,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if MISSING is not None:
         print(MISSING)
         return 2
+    qemu = support_aarch64.find_qemu()
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as root:
         small = penstock.load(CORPUS / "models" / "networks" / f"{NETWORK}.tflite")
         turns = Path(root) / "turns"
@@ -69,8 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         done = entry.attack(SealBroken, 1, draw.sample(range(data), few))
         done += entry.attack(SealBroken, 0, draw.sample(range(model), options.cycles - few))
         print(f"{NETWORK}: {done} whole cycles in {time.monotonic() - begun:.0f} s")
+        wrong = _between_guard_pages(options.layers)
+        print(f"layers under {qemu}:")
+        wrong += _on_aarch64(options.layers // 4, Path(root))
     whole = (refused, done) == (len(bits), options.cycles)
-    return 0 if whole and not left else 1
+    return 0 if whole and not left and not wrong else 1
 
 
 def _open_and_close(name: str, model: Model, given: NDArray, cache: Path, count: int) -> bool:
@@ -101,6 +116,43 @@ def _open_and_close(name: str, model: Model, given: NDArray, cache: Path, count:
         now > was + room
         for was, now, room in zip(before, after, (16, 0, 0, ALLOWED_GROWTH_KIB), strict=True)
     )
+
+
+def _between_guard_pages(count: int) -> int:
+    """How many families touch memory that they must not, or compute something else."""
+    wrong = 0
+    for family in FAMILIES:
+        begun = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.support_guard", family, "0", str(count)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        lines = done.stdout.splitlines()
+        taken = ", ".join(line for line in lines if re.fullmatch(r"\d+ cases on \S+", line))
+        print(f"{family} between guard pages: {taken} in {time.monotonic() - begun:.0f} s")
+        if done.returncode:
+            wrong += 1
+            print(f"FAILED: {lines[-3:]} ended with {done.returncode}: {done.stderr[-800:]}")
+    return wrong
+
+
+def _on_aarch64(count: int, directory: Path) -> int:
+    """How many layers compute something else than the interpreter."""
+    wrong = 0
+    for family in FAMILIES:
+        begun, taken = time.monotonic(), 0
+        for isa in map(RECORDS.__getitem__, support_aarch64.SETS):
+            for seed, model, inputs in supported_layers(family, range(count)):
+                taken += 1
+                program = compiled(model, isa)
+                made = support_aarch64.made_for(program, isa)
+                wanted = interpreter.run(program, inputs)
+                found = support_aarch64.run(made, isa, inputs, directory)
+                if differs := differences(wanted, found):
+                    wrong += 1
+                    print(f"FAILED: {family} {seed} on {isa.name}: {differs}")
+        print(f"{family} on aarch64: {taken} cases in {time.monotonic() - begun:.0f} s")
+    return wrong
 
 
 def _counts() -> tuple[int, int, int, int]:

@@ -467,11 +467,11 @@ def test_a_device_that_comes_back_as_another_is_of_no_use(
 
 
 @pytest.mark.slow
-def test_fifty_rounds_of_killing_and_calling() -> None:
+def test_twenty_rounds_of_killing_and_calling() -> None:
     with compiled() as model:
         check(model(X))
-        with Resources.unchanged("fifty rounds"):
-            for _ in range(50):
+        with Resources.unchanged("twenty rounds"):
+            for _ in range(20):
                 os.kill(host(), signal.SIGKILL)
                 check(model(X))
 

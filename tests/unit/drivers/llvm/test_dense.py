@@ -31,14 +31,14 @@ def check(program: Program, isa: Isa, template: str) -> None:
 
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(program=layers(depthwise=False, is_float=False))
 def test_bytes_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
     check(program, isa, "dense")
 
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(program=layers(depthwise=False, is_float=False, rare=True))
 def test_few_weights_that_are_too_large_are_multiplied_apart(isa: Isa, program: Program) -> None:
     layer = template_of(program, program.kernels[0], isa)
@@ -65,7 +65,7 @@ def test_some_layer_multiplies_weights_apart(isa: Isa) -> None:
 
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(program=layers(depthwise=False, is_float=True))
 def test_floats_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
     check(program, isa, "dense")
@@ -89,7 +89,7 @@ def products_of_two(draw: st.DrawFn) -> Program:
 
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(program=products_of_two())
 def test_products_of_two_inputs_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
     inputs, laid = values_for(program), by_columns(program)

@@ -15,7 +15,7 @@ from tests.support_layers import FAMILIES
 
 pytestmark = pytest.mark.slow
 
-SEEDS = 8
+SEEDS = 5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
