@@ -78,9 +78,12 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
     check_limits(config)
     program = with_own_outputs(program)
     planned = memory.plan(program)
-    made = generate(planned, isa, images=images > 1)
-    for pool in model.pools:
-        pool.unload()
+
+    def unload() -> None:
+        for pool in model.pools:
+            pool.unload()
+
+    made = generate(planned, isa, images=images > 1, packed=unload)
     check_limits(config)
     # LLVM looks at no deadline: a compile that is late, or cancelled, goes on without its caller.
     code = compiled_within(config, partial(_objects.get, made.text, isa))

@@ -327,14 +327,19 @@ class Module:
         return module(functions, others)
 
 
-def generate(plan: Plan, isa: Isa, *, images: bool = False) -> Generated:
+def generate(
+    plan: Plan, isa: Isa, *, images: bool = False, packed: Callable[[], None] | None = None
+) -> Generated:
     """The code of *plan* for *isa*. `run(frame)` executes it (`penstock.drivers.llvm.frame`).
 
     With *images* the program treats axis 0 of all its inputs and outputs as separate images, and
-    is for one of them; a run computes as many as its frame says.
+    is for one of them; a run computes as many as its frame says. *packed* is called when weights
+    were packed, before they are copied side by side.
     """
     made = Module(plan, isa, images=images, system=team.SLEEPING.get(sys.platform))
     templates = made.generate()
+    if packed is not None:
+        packed()
     return Generated(
         made.text(), made.constants.joined(), plan.size, len(made.functions()), templates,
         tuple(made.called), int(made.estimate_ns), made.shared, images,
