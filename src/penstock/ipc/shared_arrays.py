@@ -340,7 +340,7 @@ class Borrower:
         """The argument of *form*. Raises `WireError` if invalid, and the errors of mapping."""
         if not isinstance(form, forms.LentForm):
             return form
-        dtype = DTYPES.get(form.dtype)
+        dtype = shared_dtype(form.dtype)
         if dtype is None:
             raise WireError(f"a lent array of the type {form.dtype[:40]!r}")
         pool, shape, length = form.location.pool, form.shape, form.location.length
@@ -378,7 +378,7 @@ def _form(
 
 
 def _check(array: NDArray, what: str, *, is_output: bool) -> None:
-    if array.dtype.name not in DTYPES:
+    if shared_dtype(array.dtype.name) is None:
         raise InvalidArgument(f"{what}: an array of {array.dtype} cannot be shared")
     if not array.flags.c_contiguous:
         raise InvalidArgument(f"{what}: host memory must be C-contiguous")
@@ -394,9 +394,13 @@ def _number(pools: list[hal.Memory], memory: hal.Memory) -> int:
     return len(pools) - 1
 
 
-DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    kind.numpy.name: kind.numpy
-    for kind in DType
-    if kind.bits is not None and not kind.numpy.hasobject
-}
-"""Types of arrays that can be shared, by name: those of operands."""
+KINDS: Final = {kind.value: kind for kind in DType if kind.bits is not None}
+
+
+def shared_dtype(name: str) -> np.dtype[Any] | None:
+    """The element type of that name, if it is an operand's; None if it cannot be shared.
+
+    NumPy's own types load no other library.
+    """
+    kind = KINDS.get(name)
+    return None if kind is None or kind.numpy.hasobject else kind.numpy

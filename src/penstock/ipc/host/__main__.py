@@ -16,6 +16,7 @@ clients cannot reach its registry or its key.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -24,7 +25,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from penstock import knobs
-from penstock.ipc.host.broker import Broker, Wanted, give, launch
+from penstock.ipc.host.broker import Broker, Wanted, collect_from_now_on, give, launch
 from penstock.ipc.sandbox.kernel import Measure
 
 FIRST: Final = 3
@@ -35,6 +36,8 @@ def main() -> None:
     """Serves until the last client disconnects; a service runs until it is stopped."""
     if sys.platform == "win32":
         raise SystemExit("drivers run in processes of their own on Linux only")
+    # Imports make objects that live as long as the process: to look for cycles finds none.
+    gc.disable()
     wanted = _wanted(sys.argv[1:])
     guests, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     asked, asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -69,6 +72,7 @@ def main() -> None:
     launched = launch(drive, apart=knobs.namespaces(), kept=kept)
     given.close()
     asking.close()
+    collect_from_now_on()
     Broker(launched, guests, asked, wanted).run()
 
 

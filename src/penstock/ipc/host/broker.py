@@ -15,6 +15,7 @@ driver: it waits for the driver's process and reports its exit status.
 from __future__ import annotations
 
 import array
+import gc
 import os
 import select
 import signal
@@ -212,6 +213,12 @@ GUEST: Final = struct.Struct("=qi")
 """Sent with a client's socket: its user and its number, which is returned on failure."""
 
 DRIVER_ENDED: Final = 128
+
+
+def collect_from_now_on() -> None:
+    """Turns collection of garbage on, but for the objects that there are: they stay."""
+    gc.freeze()
+    gc.enable()
 
 
 class Wanted(NamedTuple):

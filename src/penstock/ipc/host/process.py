@@ -26,7 +26,7 @@ from penstock.ipc import forms, wire
 from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.device_sharing import ClientDevice, SharingDevice
 from penstock.ipc.dispatch import Dispatcher
-from penstock.ipc.host.broker import taken
+from penstock.ipc.host.broker import collect_from_now_on, taken
 from penstock.ipc.host.heartbeat import Heartbeat, end_process
 from penstock.ipc.host.serving import Client
 from penstock.ipc.quotas import Account, Accounts
@@ -159,6 +159,7 @@ class Host:
             self._refusal = failed_to_load(error)
         else:
             self._devices = [SharingDevice(device) for device in made]
+        collect_from_now_on()
         self._heartbeat.start()
         try:
             self._accept()

@@ -6,12 +6,11 @@ import logging
 import os
 import sys
 import sysconfig
-import tempfile
 from contextlib import suppress
 from importlib.machinery import all_suffixes
 from itertools import count, islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.errors import PenstockError, Unreadable
 from penstock.knobs import absolute, cache_dir, settings_path, user_directory
@@ -135,7 +134,8 @@ def scratch_directory() -> str | None:
         fcntl.flock(whole, fcntl.LOCK_EX)
         for other in root.iterdir():
             _sweep(other)
-        own = tempfile.mkdtemp(dir=root)
+        own = os.path.join(root, f"tmp{os.urandom(8).hex()}")
+        os.mkdir(own, 0o700)
         fd = os.open(own, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _held.append(fd)
@@ -143,8 +143,17 @@ def scratch_directory() -> str | None:
         return None
     finally:
         os.close(whole)
-    os.environ["TMPDIR"] = tempfile.tempdir = own
+    keep_temporary_files_in(own)
     return own
+
+
+def keep_temporary_files_in(directory: str) -> None:
+    """Makes *directory* this process's one for temporary files."""
+    os.environ["TMPDIR"] = directory
+    # It reads the variable once; importing it takes longer than the rest of this module.
+    loaded: Any = sys.modules.get("tempfile")
+    if loaded is not None:
+        loaded.tempdir = directory
 
 
 def _sweep(directory: Path) -> None:

@@ -9,13 +9,13 @@ import os
 import re
 import stat
 import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from penstock.ipc.sandbox import kernel
+from penstock.ipc.sandbox.policy import keep_temporary_files_in
 
 BIND: Final = 0x1000
 RECURSIVE: Final = 0x4000
@@ -168,7 +168,7 @@ def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -
     if not written:
         os.mkdir(root + IN_MEMORY)
         kernel.mount("penstock", root + IN_MEMORY, "tmpfs", NOSUID | NODEV)
-        os.environ["TMPDIR"] = tempfile.tempdir = IN_MEMORY
+        keep_temporary_files_in(IN_MEMORY)
     os.mkdir(f"{root}/.old")
     kernel.pivot_root(root, f"{root}/.old")
     os.chdir("/")
