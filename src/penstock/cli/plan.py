@@ -61,9 +61,11 @@ def plan(
         None if name == "-" else files.target(option, name, endings)
         for option, name, endings in (("--dot", dot, ()), ("--svg", svg, (".svg",)))
     )
-    choices = options.Choices(device, signature, accuracy=accuracy, placement=placement)
+    choices = options.Choices(
+        device, signature, accuracy=accuracy, placement=placement, shape=shape
+    )
     policy = opening.policy_of(accuracy, placement)
-    loaded = opening.load(model)
+    loaded = opening.load(model, choices, policy)
     opening.warn_of_settings(output)
     try:
         entered = loaded.model.signature_model(signature) if signature else loaded.model
@@ -86,7 +88,7 @@ def plan(
         return
     for line in made.show().splitlines():
         output.line(line)
-    explained = explained_steps(made, device)
+    explained = explained_steps(made)
     for step in explained:
         output.line(f"how {step['device']} computes step {step['step']}:")
         for line in how_lines(step["operations"]):
@@ -96,16 +98,16 @@ def plan(
     output.json({"plan": json.loads(made.to_json()), "how": explained})
 
 
-def explained_steps(plan: ExecutionPlan, named: Sequence[str] | None) -> list[dict[str, Any]]:
+def explained_steps(plan: ExecutionPlan) -> list[dict[str, Any]]:
     """For each step whose device says how it computes operations: the operations, in words."""
     from penstock.hal import PrepareConfig
     from penstock.hal.stages import explanations
     from penstock.runtime.discovery import manager
 
-    devices = {device.name: device for device in manager.choose(list(named) if named else None)}
+    devices = {name: manager.by_name(name) for name in {step.device for step in plan.steps}}
     found: list[dict[str, Any]] = []
     for step in plan.steps:
-        device = devices.get(step.device)
+        device = devices[step.device]
         if device is None or step.control is not None:
             continue
         try:

@@ -1,4 +1,4 @@
-"""`penstock run` and `bench` use the plan that an earlier command kept."""
+"""`penstock run`, `bench` and `plan` use the plan that an earlier command kept."""
 
 from __future__ import annotations
 
@@ -52,21 +52,24 @@ def answer(*arguments: object) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.parametrize("command", [("run",), ("bench", "--runs", 1)])
+@pytest.mark.parametrize(
+    ("command", "inputs"), [(["run"], ["random"]), (["bench", "--runs", 1], []), (["plan"], [])]
+)
 def test_second_start_decodes_nothing(
-    command: tuple[object, ...],
+    command: list[object],
+    inputs: list[str],
     looked_up: list[bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = written(tmp_path / "m.tflite", 2, 3)
-    first = answer(*command, model, "random")
+    first = answer(*command, model, *inputs)
 
     def never(*_: object) -> None:
         raise AssertionError("decoded")
 
     monkeypatch.setattr(compiling, "decode", never)
-    second = answer(*command, model, "random")
+    second = answer(*command, model, *inputs)
     assert looked_up == [False, True]
     assert second["plan"] == first["plan"]
     assert second.get("values") == first.get("values")
