@@ -1,4 +1,8 @@
-"""An `ExecutionPlan` as bytes, with its models and without the bytes of the model's file.
+"""An `ExecutionPlan` as bytes, with its models and without their constants.
+
+Constants that lie in the model's file are read from there. Others, those of sparse tensors or of
+ONNX files, are kept if they are few, and otherwise decoded again from the file when somebody asks
+for them.
 
 Only for bytes that are authenticated before they are decoded: a restored plan is not checked, and
 its models are not validated again.
@@ -6,6 +10,8 @@ its models are not validated again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -18,8 +24,18 @@ from penstock.memory.layout import ArenaLayout
 from penstock.partitioning.placements import Alternative, Placement, Tuned, Worst
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 
-MOST_POOL: Final = 1 << 16
-"""Most bytes of constants that are not in the model's file, such as sparse ones made dense."""
+MOST_KEPT: Final = 1 << 12
+"""Most bytes of a pool of constants that is kept, instead of decoded again from the file."""
+
+
+class PoolForm(Struct, frozen=True, array_like=True):
+    """A pool that is not the file: its *content*, or its *number* among those of the model that the
+    file decodes to, and its *kind* of memory.
+    """
+
+    content: bytes | None
+    number: int
+    kind: str
 
 
 class ControlForm(Struct, frozen=True, array_like=True):
@@ -65,33 +81,35 @@ class PlanForm(Struct, frozen=True, array_like=True):
 
 class Encoded(Struct, frozen=True, array_like=True):
     """A plan, the number of the model that was partitioned before shapes were put into it, all
-    models, and the constants that are not in the file: pool 0 is the file's, then these.
+    models, and the pools: pool 0 is the file, then these.
     """
 
     plan: PlanForm
     source: int
     models: tuple[ModelForm, ...]
-    pools: tuple[bytes, ...]
+    pools: tuple[PoolForm, ...]
 
 
 class _Writer:
-    """Numbers the models and pools of a plan; *file* is pool 0."""
+    """Numbers the models and pools of a plan; *file* is pool 0. *source* is all of its content."""
 
-    def __init__(self, file: ConstantPool) -> None:
-        self._pools: dict[int, int] = {id(file.view): 0}
+    def __init__(self, file: ConstantPool, source: Model) -> None:
+        self._pools: dict[int, int] = {id(file): 0}
+        self._decoded = {id(pool): number for number, pool in enumerate(source.pools)}
         self._models: dict[int, int] = {}
-        self.pools: list[bytes] = []
+        self.pools: list[PoolForm] = []
         self.models: list[ModelForm] = []
-        self._room = MOST_POOL
 
     def pool(self, pool: ConstantPool) -> int:
-        if id(pool.view) not in self._pools:
-            self._room -= len(pool)
-            if self._room < 0:
-                raise ValueError("its constants are not in the model's file")
-            self.pools.append(bytes(pool.view))
-            self._pools[id(pool.view)] = len(self.pools)
-        return self._pools[id(pool.view)]
+        key = id(pool)
+        if key not in self._pools:
+            number, is_small = self._decoded.get(key, -1), len(pool) <= MOST_KEPT
+            if number < 0 and not is_small:
+                raise ValueError("it has constants that its file has not")
+            content = bytes(pool.view) if is_small else None
+            self.pools.append(PoolForm(content, number, pool.kind))
+            self._pools[key] = len(self.pools)
+        return self._pools[key]
 
     def model(self, model: Model) -> int:
         if id(model) not in self._models:
@@ -113,8 +131,20 @@ class _Writer:
 
 
 class _Reader:
-    def __init__(self, encoded: Encoded, file: ConstantPool) -> None:
-        pools = [file, *(ConstantPool(memoryview(content)) for content in encoded.pools)]
+    def __init__(
+        self, encoded: Encoded, file: ConstantPool, load: Callable[[ConstantPool], Model]
+    ) -> None:
+        pools = [file]
+        if encoded.pools:
+            from penstock.ir.deferred import Decoding, deferred
+
+            decoding = Decoding(partial(load, file))
+            pools += [
+                deferred(decoding, form.number, form.kind)
+                if form.content is None
+                else ConstantPool(memoryview(form.content))
+                for form in encoded.pools
+            ]
         self.models = [model_of(form, pools) for form in encoded.models]
 
     def plan(self, form: PlanForm) -> ExecutionPlan:
@@ -135,20 +165,23 @@ def encode(plan: ExecutionPlan, source: Model, file: ConstantPool) -> bytes:
 
     Raises `ValueError` or `TypeError`, with the reason, if the plan cannot be encoded.
     """
-    writer = _Writer(file)
+    writer = _Writer(file, source)
     form = writer.plan(plan)
     number = writer.model(source)
     encoded = Encoded(form, number, tuple(writer.models), tuple(writer.pools))
     return _ENCODER.encode(encoded)
 
 
-def decode(content: bytes, file: ConstantPool) -> tuple[ExecutionPlan, Model]:
-    """The plan and the source model that `encode` made, with *file* as the content of the file.
+def decode(
+    content: bytes, file: ConstantPool, load: Callable[[ConstantPool], Model]
+) -> tuple[ExecutionPlan, Model]:
+    """The plan and the source model that `encode` made of *file*, which *load* decodes if constants
+    are asked for that it does not have as they stand.
 
     Raises `msgspec.MsgspecError` for other bytes.
     """
     encoded = _DECODER.decode(content)
-    reader = _Reader(encoded, file)
+    reader = _Reader(encoded, file, load)
     return reader.plan(encoded.plan), reader.models[encoded.source]
 
 

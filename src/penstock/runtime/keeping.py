@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from penstock import errors, knobs
+from penstock import errors, knobs, loaders
 from penstock.cache.ingredients import cpu_features
 from penstock.cache.naming import VERDICTS
 from penstock.cache.plans import PLAN_SCHEMA, KeptPlan, KeptPlans, no_plan, plan_key
@@ -187,7 +187,7 @@ def look_up(
             raise errors.IngredientChanged(f"device {name} has another {changed}")
         devices[name] = one.device
     try:
-        plan, model = decode(found.content, case.file)
+        plan, model = decode(found.content, case.file, loaders.decode)
     except msgspec.MsgspecError as error:
         raise errors.Unreadable(f"the kept plan cannot be read: {error}") from error
     return RestoredPlan(plan, model, devices, found.is_small)
