@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
@@ -57,7 +56,7 @@ def processor_features() -> str:
     """The processor's features, sorted and space-separated; "baseline" if they are unknown."""
     flags: set[str] = set()
     if sys.platform == "linux":
-        with suppress(OSError), Path("/proc/cpuinfo").open("rb") as file:
+        with suppress(OSError), open("/proc/cpuinfo", "rb") as file:
             for line in file.read(CPUINFO_BYTES).decode("ascii", "replace").splitlines():
                 key, _, value = line.partition(":")
                 if key.strip() in {"flags", "Features"}:
@@ -85,10 +84,10 @@ def files_of(folders: tuple[str, ...]) -> str:
     """A digest of the names, sizes and times of the files in *folders* of this package; "" if they
     are no files. It changes when code is installed or edited, at less cost than its contents'.
     """
-    root, found = Path(__file__).parent.parent, []
+    root, found = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), []
     try:
         for folder in folders:
-            with os.scandir(root / folder) as entries:
+            with os.scandir(os.path.join(root, folder)) as entries:
                 files = [(e.name, e.stat()) for e in entries if e.name.endswith(".py")]
             found += [f"{folder} {n} {s.st_size} {s.st_mtime_ns}" for n, s in sorted(files)]
     except OSError:
@@ -96,7 +95,7 @@ def files_of(folders: tuple[str, ...]) -> str:
     return digest_of(found)
 
 
-def package_folder(package: str) -> Path | None:
+def package_folder(package: str) -> str | None:
     """The folder of an installed package, found without an import; None if it is not installed."""
     try:
         spec = importlib.util.find_spec(package)
@@ -104,16 +103,16 @@ def package_folder(package: str) -> Path | None:
         return None
     if spec is None or not spec.submodule_search_locations:
         return None
-    return Path(next(iter(spec.submodule_search_locations)))
+    return next(iter(spec.submodule_search_locations))
 
 
-def version_and_record(package: str, folder: Path) -> tuple[str, str]:
+def version_and_record(package: str, folder: str | os.PathLike[str]) -> tuple[str, str]:
     """The version of *package* in *folder*, and its RECORD; empty if they are not known."""
     described, record = _texts(package, folder, ("METADATA", "RECORD"))
     return _version_in(described), record
 
 
-def version_of(package: str, folder: Path) -> str:
+def version_of(package: str, folder: str | os.PathLike[str]) -> str:
     """The version of *package* in *folder*; empty if it is not known."""
     return _version_in(*_texts(package, folder, ("METADATA",)))
 
@@ -123,16 +122,16 @@ def _version_in(described: str) -> str:
     return rest.partition("\n")[0].strip()
 
 
-def _texts(package: str, folder: Path, names: Sequence[str]) -> list[str]:
+def _texts(package: str, folder: str | os.PathLike[str], names: Sequence[str]) -> list[str]:
     """The metadata files *names* of *package*; empty for files that do not exist."""
     # No pattern of pathlib: to compile one takes longer than to read the files.
     start = f"{package}-"
     with suppress(OSError, UnicodeDecodeError):
-        with os.scandir(folder.parent) as entries:
+        with os.scandir(os.path.dirname(folder)) as entries:
             listed = [(e.name, e.path) for e in entries]
         found = [p for n, p in listed if n.startswith(start) and n.endswith(".dist-info")]
         if len(found) == 1:
-            return [Path(found[0], name).read_text("utf-8") for name in names]
+            return [_read(os.path.join(found[0], name)) for name in names]
     # The package was installed in another way. This import takes longer than the rest of this
     # module.
     from importlib import metadata
@@ -142,6 +141,11 @@ def _texts(package: str, folder: Path, names: Sequence[str]) -> list[str]:
     except metadata.PackageNotFoundError:
         return [""] * len(names)
     return [distribution.read_text(name) or "" for name in names]
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
 
 
 def digest_of(parts: Iterable[str]) -> str:

@@ -6,15 +6,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from penstock.errors import Cancelled, MissedDeadline, MissedDeadlineTransient
 from penstock.execution.run import Run
 from penstock.execution.variant import Variant
 from penstock.hal import ExecutionConfig
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 MAX_VARIANTS: Final = 8
 """Compiled forms kept; the least recently used is evicted first."""
@@ -52,7 +49,7 @@ class Variants:
         self._specialize = specialize
         self._lock = threading.Lock()
         self._ready: OrderedDict[Shapes, Entry] = OrderedDict()
-        self._pending: dict[Shapes, Future[None]] = {}
+        self._pending: dict[Shapes, _Pending] = {}
         self._latest: Entry | None = None
         """The most recently used entry."""
 
@@ -100,9 +97,7 @@ class Variants:
                     if config.priority != entry.variant.config.priority:
                         entry.variant.expect(config.priority)
                     return entry
-                from concurrent.futures import Future
-
-                mine: Future[None] = Future()
+                mine = _Pending()
                 pending = self._pending.setdefault(shapes, mine)
             if pending is mine:
                 return self._compile(shapes, run, mine)
@@ -119,7 +114,7 @@ class Variants:
             del self._ready[shapes]
         self._drop(entry)
 
-    def _compile(self, shapes: Shapes, run: Run, done: Future[None]) -> Entry:
+    def _compile(self, shapes: Shapes, run: Run, done: _Pending) -> Entry:
         try:
             variant = self._specialize(dict(enumerate(shapes)), run.config)
             variant.expect(run.config.priority)
@@ -137,11 +132,11 @@ class Variants:
         except BaseException as error:
             with self._lock:
                 del self._pending[shapes]
-            done.set_exception(error)
+            done.end(error)
             raise
         with self._lock:
             del self._pending[shapes]
-        done.set_result(None)
+        done.end()
         for old in dropped:
             self._drop(old)
         return entry
@@ -164,7 +159,19 @@ class Variants:
         entry.variant.close()
 
 
-def _wait(pending: Future[None], config: ExecutionConfig) -> None:
+class _Pending:
+    """A compile that runs. `concurrent.futures` has the same, and takes long to import."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.ended.set()
+
+
+def _wait(pending: _Pending, config: ExecutionConfig) -> None:
     """Waits for another run's compile. Raises its error, unless that run was interrupted."""
     while True:
         if config.cancel is not None:
@@ -172,13 +179,7 @@ def _wait(pending: Future[None], config: ExecutionConfig) -> None:
         if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
             text = "the deadline passed while another run compiled this shape"
             raise MissedDeadlineTransient(text)
-        try:
-            pending.result(POLL_SECONDS)
-        except TimeoutError as error:
-            if not pending.done():
-                continue
-            if not isinstance(error, MissedDeadline):
-                raise
-        except Cancelled:
-            pass
-        return
+        if pending.ended.wait(POLL_SECONDS):
+            break
+    if pending.error is not None and not isinstance(pending.error, Cancelled | MissedDeadline):
+        raise pending.error

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from penstock.driverkit import installation
+from tests.support_programs import run_python
 
 
 def described(folder: Path, name: str, text: str) -> None:
@@ -43,3 +44,13 @@ def test_without_metadata_beside_it_the_distribution_is_asked(tmp_path: Path) ->
     assert version == msgspec.__version__
     assert "msgspec/__init__.py" in record
     assert installation.version_of("no-such-engine", elsewhere) == ""
+
+
+def test_version_of_a_package_is_found_without_paths_or_metadata() -> None:
+    program = (
+        "import sys; from penstock.driverkit import installation as kit; "
+        "assert kit.version_of('msgspec', kit.package_folder('msgspec')); "
+        "kit.processor_features(); "
+        "print(sorted({'pathlib', 'importlib.metadata', 'zipfile'} & set(sys.modules)))"
+    )
+    assert run_python("-c", program, check=True).stdout == "[]\n"

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder
+from tests.support_programs import run_python
 
 PROGRAM = """
 import json, sys
@@ -97,3 +98,22 @@ def test_a_warm_start_imports_few_modules(starts: list[dict[str, object]]) -> No
     assert isinstance(modules, list)
     own = [m for m in modules if m.partition(".")[0] == "penstock"]
     assert len(own) <= MOST_MODULES, own
+
+
+OPEN_SHAPES = """
+import sys
+import numpy as np
+import penstock
+compiled = penstock.compile(sys.argv[1], devices=["sample"], cache=False)
+assert compiled(np.ones((3, 4), np.float32))[0].shape == (3, 4)
+print(sorted({"asyncio", "concurrent.futures", "logging", "zipfile"} & set(sys.modules)))
+"""
+
+
+def test_first_run_of_an_open_shape_imports_no_executors(tmp_path: Path) -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (None, 4), "x")
+    made = builder.build(builder.operation("RELU", [x], [(DType.FLOAT32, (None, 4))]))
+    (tmp_path / "open.tflite").write_bytes(tflite.write(made))
+    done = run_python("-c", OPEN_SHAPES, tmp_path / "open.tflite", check=True)
+    assert done.stdout == "[]\n"

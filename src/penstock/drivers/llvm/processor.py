@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from penstock.drivers.llvm.isa.record import RECORDS, X86_V3, X86_V4, Isa
@@ -132,7 +131,7 @@ def no_record() -> str:
 
 
 def _linux_features() -> set[str]:
-    with suppress(OSError), Path("/proc/cpuinfo").open("rb") as file:
+    with suppress(OSError), open("/proc/cpuinfo", "rb") as file:
         for line in file.read(CPUINFO_BYTES).decode("ascii", "replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() in {"flags", "Features"}:

@@ -98,12 +98,12 @@ def find_installation() -> Installation:
         return _nothing(f"ONNX Runtime is not installed: {INSTALL}")
     if package_folder("onnx") is None:
         return _nothing(f"the package onnx is not installed: {INSTALL}")
-    version, package = _metadata(folder)
+    version, package = _metadata(Path(folder))
     if not version:
         return _nothing(f"{folder} does not say which ONNX Runtime it is: {INSTALL}")
-    libraries = folder / "capi"
+    libraries = Path(folder, "capi")
     found = [CPU, *providers_in(libraries, package)]
-    return Installation(version, tuple(found), _digest(libraries, _record_beside(folder)))
+    return Installation(version, tuple(found), _digest(libraries, _record_beside(Path(folder))))
 
 
 def providers_in(libraries: Path, package: str) -> list[Provider]:

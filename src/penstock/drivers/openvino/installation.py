@@ -85,7 +85,7 @@ def find_installation() -> Installation:
     recorded = dict(re.findall(r"(?m)^\S*/libs/([^/,]+),([^,]+),", record))
     if not version:
         return _nothing(f"{folder} has no package metadata: {INSTALL}")
-    libraries = folder / "libs"
+    libraries = Path(folder, "libs")
     plugins = [
         Plugin(name, library, _missing_hardware(name))
         for name, vendor in (("CPU", "*"), ("GPU", "intel"), ("NPU", "intel"))

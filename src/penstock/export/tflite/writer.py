@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -91,6 +90,8 @@ def _with_files(file: bytes, files: Mapping[str, bytes]) -> bytes:
     """*file*, followed by the associated files as a zip archive."""
     if not files:
         return file
+    import zipfile
+
     stream = io.BytesIO(file)
     with zipfile.ZipFile(stream, "a", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
