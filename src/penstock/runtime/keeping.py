@@ -127,7 +127,7 @@ def case_of(file: ConstantPool, arguments: CompileArguments, manager: Manager) -
         raise NotKept("what is installed is not known without an import")
     names, times = installed
     ingredients = {
-        "file": _digest(file.view),
+        "file": _digest(file),
         "signature": arguments.signature or "",
         "shapes": _shapes_text(arguments.shapes),
         "devices": devices,
@@ -302,10 +302,14 @@ def _mark(directory: str, verdict: str) -> str:
     return f"{status.st_size} {status.st_mtime_ns}"
 
 
-def _digest(content: memoryview) -> str:
+def _digest(file: ConstantPool) -> str:
+    """The digest of the bytes of *file*, which are unmapped once they are read: what runs from the
+    cache needs few of them.
+    """
     digest = sha256()
-    for start in polled(range(0, content.nbytes, CHUNK)):
-        digest.update(content[start : start + CHUNK])
+    for start in polled(range(0, len(file), CHUNK)):
+        digest.update(file.view[start : start + CHUNK])
+        file.unload()
     return digest.hexdigest()
 
 

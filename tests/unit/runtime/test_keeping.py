@@ -25,6 +25,7 @@ from penstock.errors import PenstockError
 from penstock.execution import CompiledModel
 from penstock.export import tflite
 from penstock.ir import ConstantPool, DType, Model, ModelBuilder, infer
+from penstock.memory.sealed_file import SealedFile
 from penstock.partitioning import encoding, placement
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 from penstock.runtime.discovery import Manager
@@ -98,6 +99,17 @@ def test_a_second_start_decodes_asks_and_partitions_nothing(
         assert [str(s.cache) for s in second.receipt.steps] == ["hit"]
         assert [o.tobytes() for o in second(X)] == [o.tobytes() for o in expected]
         assert_alike(first, second)
+
+
+def test_the_file_of_a_kept_plan_is_unmapped_once_it_is_hashed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(model, tmp_path).close()
+    unloads: list[int] = []
+    monkeypatch.setattr(SealedFile, "unload", lambda file: unloads.append(len(file)))
+    with start(model, tmp_path) as compiled:
+        assert compiled.run([X])[0].shape == (1, 64)
+    assert unloads == [model.stat().st_size]
 
 
 def assert_alike(first: CompiledModel, second: CompiledModel) -> None:
