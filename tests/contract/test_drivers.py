@@ -5,16 +5,31 @@ message encoded.
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from typing import Final
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final, Self
 
 import pytest
 from _pytest.mark import ParameterSet
 
 from penstock.hal import Device
-from penstock.testing.contract import SUITES, VALUE_CHECKS, Check, NotCovered, computes
-from penstock.testing.devices import find_devices
+from penstock.ipc.resilient import IsolatedDevice
+from penstock.testing.contract import (
+    SHARING,
+    SUITES,
+    VALUE_CHECKS,
+    Check,
+    NotCovered,
+    SharedModels,
+    Violation,
+    computes,
+)
+from penstock.testing.contract.execute import check_values_at_any_offset
+from penstock.testing.devices import ENTRY_POINT_GROUP
 from penstock.testing.domains import DomainDevice
 from penstock.testing.doubles import FaultyDevice
 from penstock.testing.lab import LabDevice
@@ -23,6 +38,7 @@ from tests.checked import count_contract_checks
 from tests.support_llvm import needs_llvm
 from tests.support_onnxruntime import needs_onnxruntime
 from tests.support_openvino import needs_openvino
+from tests.support_waiting import eventually
 from tests.support_xnnpack import needs_litert
 
 GAPS: Final[dict[tuple[str, str], str]] = {}
@@ -100,12 +116,16 @@ def loopback(driver: str) -> Iterator[Device]:
 
 @contextmanager
 def isolated(driver: str) -> Iterator[Device]:
-    index = 0
-    if driver in ENGINES:
-        names = [device.name for device in find_devices(driver.partition("-")[0])]
-        index = names.index(driver)
-    with isolated_device(driver, ISOLATED[driver], index) as device:
+    with isolated_device(driver, ISOLATED[driver], index_of(driver)) as device:
         yield device
+
+
+@cache
+def index_of(driver: str) -> int:
+    """The place of the device among those of its driver."""
+    if driver not in ENGINES:
+        return 0
+    return [device.name for device in devices_of(driver.partition("-")[0])].index(driver)
 
 
 WRAPPERS: Final[dict[str, Callable[[str], AbstractContextManager[Device]]]] = {
@@ -115,10 +135,70 @@ WRAPPERS: Final[dict[str, Callable[[str], AbstractContextManager[Device]]]] = {
 }
 
 
+class OpenDevices:
+    """An open device with its shared models for each wrapper and driver, until the block ends."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], tuple[Device, int | None, ExitStack]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key in list(self._open):
+            self._close(key)
+
+    @contextmanager
+    def lent(self, wrapper: str, driver: str) -> Iterator[Device]:
+        """The open device. A test that fails is the last one to get it."""
+        key = wrapper, driver
+        if key in self._open and host_of(self._open[key][0]) != self._open[key][1]:
+            self._close(key)
+        if key not in self._open:
+            stack = ExitStack()
+            device = stack.enter_context(WRAPPERS[wrapper](driver))
+            stack.enter_context(SharedModels(device))
+            self._open[key] = device, host_of(device), stack
+        try:
+            yield self._open[key][0]
+        except NotCovered:
+            raise
+        except BaseException:
+            self._close(key)
+            raise
+
+    def _close(self, key: tuple[str, str]) -> None:
+        *_, stack = self._open.pop(key)
+        stack.close()
+
+
+@pytest.fixture(scope="module")
+def open_devices() -> Iterator[OpenDevices]:
+    with OpenDevices() as devices:
+        yield devices
+
+
+def host_of(device: Device) -> int | None:
+    """The host process of an isolated device: other tests of this process may end it."""
+    return device.pid if isinstance(device, IsolatedDevice) else None
+
+
 def only(driver: str, name: str = "") -> Device:
     """The one device of a driver, or the one called *name*, found by its entry point."""
-    (device,) = [device for device in find_devices(driver) if name in {"", device.name}]
+    (device,) = [device for device in devices_of(driver) if name in {"", device.name}]
     return device
+
+
+def devices_of(driver: str) -> list[Device]:
+    made = entry_point(driver).load()()
+    return made if isinstance(made, list) else [made]
+
+
+@cache
+def entry_point(driver: str) -> EntryPoint:
+    """Looked up once: a lookup reads the metadata of every distribution."""
+    (found,) = entry_points(group=ENTRY_POINT_GROUP, name=driver)
+    return found
 
 
 def grid() -> list[ParameterSet]:
@@ -146,12 +226,39 @@ count_contract_checks()
 
 
 @pytest.mark.parametrize(("wrapper", "driver", "check"), grid())
-def test_promise(wrapper: str, driver: str, check: Check) -> None:
-    with WRAPPERS[wrapper](driver) as device:
+def test_promise(wrapper: str, driver: str, check: Check, open_devices: OpenDevices) -> None:
+    with (
+        open_devices.lent(wrapper, driver)
+        if check in SHARING
+        else WRAPPERS[wrapper](driver) as device
+    ):
         try:
             check(device)
         except NotCovered as reason:
             pytest.skip(str(reason))
+
+
+def test_an_open_device_is_opened_again_after_its_host_process_ended() -> None:
+    with OpenDevices() as devices:
+        with devices.lent("isolated", "sample") as first:
+            check_values_at_any_offset(first)
+        with devices.lent("isolated", "sample") as again:
+            assert again is first
+        assert isinstance(first, IsolatedDevice)
+        assert first.pid is not None
+        os.kill(first.pid, signal.SIGKILL)
+        assert eventually(lambda: first.pid is None)
+        with devices.lent("isolated", "sample") as other:
+            assert other is not first
+            check_values_at_any_offset(other)
+
+
+def test_an_open_device_is_opened_again_after_a_failure() -> None:
+    with OpenDevices() as devices:
+        with pytest.raises(Violation), devices.lent("plain", "sample") as first:
+            raise Violation
+        with devices.lent("plain", "sample") as other:
+            assert other is not first
 
 
 def test_gaps_name_drivers_and_checks_that_exist() -> None:

@@ -5,7 +5,7 @@ fault.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -46,9 +46,18 @@ BY_NAME = {check.__name__: check for check in contract.CHECKS}
 
 
 def failing(device: hal.Device, *names: str) -> set[str]:
-    """Which of the checks *names* fail on *device*."""
-    results = [contract.run_check(device, BY_NAME[name]) for name in names]
-    return {r.check for r in results if r.outcome == "failed"}
+    """Which of the checks *names* fail on *device*: the same ones when they share models."""
+
+    def failed(checks: Iterable[contract.Check]) -> set[str]:
+        results = [contract.run_check(device, check) for check in checks]
+        return {r.check for r in results if r.outcome == "failed"}
+
+    checks = [BY_NAME[name] for name in names]
+    found = failed(checks)
+    sharing = contract.SHARING.intersection(checks)
+    with contract.SharedModels(device):
+        assert failed(sharing) == found & {check.__name__ for check in sharing}
+    return found
 
 
 class Changed(InterceptingDevice):

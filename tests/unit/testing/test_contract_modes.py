@@ -13,7 +13,7 @@ from penstock import hal
 from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
 from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlineTransient
-from penstock.testing.contract import CHECKS, run_check
+from penstock.testing.contract import CHECKS, SHARING, SharedModels, run_check
 from penstock.testing.contract.executors import EXECUTORS
 from penstock.testing.contract.promise import NotCovered
 from penstock.testing.contract.trial import memory_kinds, pool_of
@@ -30,10 +30,15 @@ GENERAL = {
 
 
 def outcome(device: hal.Device, name: str) -> str:
-    result = run_check(device, BY_NAME[name])
+    """The outcome of the check *name* on *device*: the same when it uses shared models."""
+    check = BY_NAME[name]
+    result = run_check(device, check)
     assert (
         result.outcome != "failed" or "unexpected" not in result.message or "told" in result.message
     )
+    if check in SHARING:
+        with SharedModels(device):
+            assert run_check(device, check).outcome == result.outcome
     return result.outcome
 
 

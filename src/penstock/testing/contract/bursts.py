@@ -24,9 +24,12 @@ from penstock.testing.contract.trial import (
     ready,
 )
 
-BURST: Final = Suite("burst", "bursts-fences-and-reusable-executions", "Burst")
+BURST: Final = Suite("burst", "bursts-fences-and-reusable-executions", "Burst", shares=True)
 FENCED: Final = Suite(
-    "fenced", "bursts-fences-and-reusable-executions", "PreparedModel.execute_fenced"
+    "fenced",
+    "bursts-fences-and-reusable-executions",
+    "PreparedModel.execute_fenced",
+    shares=True,
 )
 
 RUNS: Final = 16
@@ -72,7 +75,7 @@ def check_burst_refuses_bad_requests(device: hal.Device) -> None:
 @BURST.values
 def check_burst_runs_one_at_a_time(device: hal.Device) -> None:
     """VTS's ValidateBurst: a second run of a busy burst is `GeneralFailure`, waits, or is right."""
-    with prepare(device) as on, closing(on.prepared.configure_burst()) as burst:
+    with prepare(device, anew=True) as on, closing(on.prepared.configure_burst()) as burst:
 
         def run(_: int) -> bool:
             with on.trial() as trial:
@@ -92,7 +95,7 @@ def check_burst_runs_one_at_a_time(device: hal.Device) -> None:
 @BURST.values
 def check_bursts_do_not_meet(device: hal.Device) -> None:
     """Bursts of one prepared model run concurrently, also with plain executions."""
-    with prepare(device) as on:
+    with prepare(device, anew=True) as on:
         bursts: list[hal.Burst] = [on.prepared.configure_burst() for _ in range(3)]
 
         def run(runner: hal.Burst) -> None:

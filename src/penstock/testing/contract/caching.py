@@ -24,6 +24,7 @@ from penstock.hal.capabilities import least_class
 from penstock.sealed.locks import locked
 from penstock.testing.contract.cases import Case, one_case, static_cases
 from penstock.testing.contract.promise import NotCovered, Suite, allowed, refused, require
+from penstock.testing.contract.sharing import shared_models
 from penstock.testing.contract.trial import PreparedCase, prepare
 
 SUITE: Final = Suite("caching", "caching", "Device.prepare_model_from_cache")
@@ -169,19 +170,27 @@ def refuses_load(
 def each_saved(device: hal.Device, cases: Sequence[Case]) -> Iterator[tuple[Case, Entry]]:
     """Every case that the device caches, each with its own saved entry that loads.
 
-    A device may decline to cache some models, but not all of them (NNAPI section 2.7).
+    A device may decline to cache some models, but not all of them (NNAPI section 2.7). Checks that
+    share models also share what was saved: each gets files of its own with that content.
     """
     refusals = []
+    shared = shared_models(device)
+    contents = {} if shared is None else shared.saved
     for case in cases:
         token, accuracy = hashlib.sha256(case.name.encode()).digest(), weakest(device, case)
         with entry_of(device, token=token, accuracy=accuracy) as entry:
-            with entry.opened() as config:
-                report = save(device, case, config)
+            reason = ""
+            if token in contents:
+                entry.put(contents[token])
+            else:
+                with entry.opened() as config:
+                    reason = save(device, case, config).reason
             try:
                 load(device, case, entry)
             except GeneralFailure as error:
-                refusals.append(f"{case.name}: {report.reason or error}")
+                refusals.append(f"{case.name}: {reason or error}")
                 continue
+            contents[token] = entry.contents()
             yield case, entry
     require(len(refusals) < len(cases), f"nothing that was saved is loaded: {refusals[:1]}")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -26,7 +26,7 @@ from penstock.testing.contract.cases import Case, is_supported
 from penstock.testing.contract.promise import NotCovered, Suite, allowed, named, require
 from penstock.testing.contract.trial import PreparedCase, prepare
 
-SUITE: Final = Suite("caching_security", "caching", "Device.prepare_model_from_cache")
+SUITE: Final = Suite("caching_security", "caching", "Device.prepare_model_from_cache", shares=True)
 SEEDS: Final = range(10)
 LENGTH: Final = 100
 """Operations of a chain. The number is even, so that MUL by -1 returns its input."""
@@ -36,6 +36,7 @@ MOMENTS: Final = 3
 Damage: TypeAlias = Callable[[np.random.Generator, bytes], bytes]
 
 
+@cache
 def chain(kind: str, dtype: DType, step: int, length: int = LENGTH) -> Case:
     """A chain of *length* operations x + *step* or x * *step* (ADD, MUL).
 

@@ -17,6 +17,7 @@ from penstock import ir
 from penstock.hal import Device
 from penstock.ir.builder import SubgraphBuilder
 from penstock.testing.contract.promise import NotCovered
+from penstock.testing.contract.sharing import support_of
 
 F32: Final = ir.DType.FLOAT32
 UNIT: Final = ir.Quantization((1.0,), (0,))
@@ -286,7 +287,7 @@ def supported_cases(device: Device) -> list[Case]:
 
 def is_supported(device: Device, case: Case) -> bool:
     """Whether *device* supports every operation of *case*, and its outputs."""
-    answers = device.supported_operations(case.model)
+    answers = support_of(device, case.model)
     return all(answer.supported for answer in answers) and (
         device.capabilities.dynamic_outputs or not case.is_dynamic
     )

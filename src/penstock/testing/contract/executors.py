@@ -26,15 +26,14 @@ from penstock.testing.contract.trial import (
     kinds,
     memory_kinds,
     prepare,
-    ready,
 )
 
 Execute: TypeAlias = Callable[
     [hal.PreparedModel, hal.Request, hal.ExecutionConfig], hal.ExecutionResult
 ]
 
-GENERATED: Final = Suite("generated", "executing", "PreparedModel")
-QUALITY: Final = Suite("quality", "executing", "ExecutionConfig")
+GENERATED: Final = Suite("generated", "executing", "PreparedModel", shares=True)
+QUALITY: Final = Suite("quality", "executing", "ExecutionConfig", shares=True)
 
 LOOP_TIMEOUT_NS: Final = 20_000_000
 PATIENCE_NS: Final = 60 * 10**9
@@ -184,12 +183,13 @@ def check_infinite_loop_timeout(device: hal.Device) -> None:
     """
     endless = cases.if_supported(device, cases.endless(), "WHILE")
     config = hal.ExecutionConfig(loop_timeout_ns=LOOP_TIMEOUT_NS)
-    for executor in UNFENCED if endless.is_dynamic else EXECUTORS:
-        what = f"a loop that never ends, {executor.name}"
-        with ready(device, endless) as trial, refused(what, errors.MissedDeadlineTransient):
-            executor.execute(trial.on.prepared, trial.request, config)
-        with ready(device, cases.loop()) as trial:
-            executor.check(trial, "a loop that ends")
+    with prepare(device, endless) as never, prepare(device, cases.case_named("loop")) as loop:
+        for executor in UNFENCED if endless.is_dynamic else EXECUTORS:
+            what = f"a loop that never ends, {executor.name}"
+            with never.trial() as trial, refused(what, errors.MissedDeadlineTransient):
+                executor.execute(never.prepared, trial.request, config)
+            with loop.trial() as trial:
+                executor.check(trial, "a loop that ends")
 
 
 @GENERATED.values

@@ -17,7 +17,7 @@ from penstock.testing.contract.cases import Case, first_case, static_cases
 from penstock.testing.contract.promise import NotCovered, Suite, allowed, refused, require
 from penstock.testing.contract.trial import Trial, each_prepared, prepare, ready
 
-SUITE: Final = Suite("memory", "memory", "Buffer")
+SUITE: Final = Suite("memory", "memory", "Buffer", shares=True)
 
 Side: TypeAlias = Literal["input", "output"]
 Allocate: TypeAlias = Callable[..., tuple[hal.TokenArgument, hal.Buffer]]

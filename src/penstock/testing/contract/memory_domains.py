@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any, Final, TypeAlias
 
@@ -16,13 +16,13 @@ from penstock.errors import GeneralFailure, InvalidArgument
 from penstock.ir import DataLocation, DType, Model, ModelBuilder, NDArray, Quantization, Shape
 from penstock.memory import MemoryPool
 from penstock.testing.contract.promise import NotCovered, Suite, named, refused
-from penstock.testing.contract.trial import PREPARE
+from penstock.testing.contract.sharing import PREPARE, SharedModels, shared_models
 
 Kind: TypeAlias = "tuple[DType, Quantization | None]"
 Role: TypeAlias = "tuple[Any, ...] | hal.BufferRole"
 """The fields of a `BufferRole` for the bench's model, or one for another model."""
 
-SUITE: Final = Suite("memory_domains", "memory", "Device.allocate")
+SUITE: Final = Suite("memory_domains", "memory", "Device.allocate", shares=True)
 
 SHAPE: Final = (1, 32, 32, 8)
 OPEN_SHAPE: Final = (None, 32, 32, 8)
@@ -128,7 +128,10 @@ def passing(dtype: DType, quantization: Quantization | None, shape: Shape) -> Mo
 def bench(device: hal.Device, kind: Kind = KINDS[0], shape: Shape = SHAPE) -> Iterator[Bench]:
     """`NotCovered` if the device does not support the model, or has no memory domains."""
     with ExitStack() as made:
-        prepared = made.enter_context(closing(prepare(device, adding(*kind, shape))))
+        shared = shared_models(device)
+        prepared = prepare(device, _bench_model(kind, shape), shared)
+        if shared is None:
+            made.callback(prepared.close)
         known = tuple(d or 4 for d in shape or SHAPE)
         found = Bench(device, prepared, kind[0], known, made)
         try:
@@ -139,12 +142,20 @@ def bench(device: hal.Device, kind: Kind = KINDS[0], shape: Shape = SHAPE) -> It
         yield found
 
 
-def prepare(device: hal.Device, model: Model) -> hal.PreparedModel:
-    """*model*, prepared; `NotCovered` if the device does not support it."""
-    if not all(answer.supported for answer in device.supported_operations(model)):
+@cache
+def _bench_model(kind: Kind, shape: Shape) -> Model:
+    return adding(*kind, shape)
+
+
+def prepare(
+    device: hal.Device, model: Model, shared: SharedModels | None = None
+) -> hal.PreparedModel:
+    """*model*, prepared, by *shared* if given; `NotCovered` if the device does not support it."""
+    answers = device.supported_operations(model) if shared is None else shared.support(model)
+    if not all(answer.supported for answer in answers):
         raise NotCovered("it does not support the model of this scenario")
     try:
-        return device.prepare_model(model, PREPARE)
+        return device.prepare_model(model, PREPARE) if shared is None else shared.prepared(model)
     except GeneralFailure as error:
         raise NotCovered(f"it does not prepare the model of this scenario: {error}") from error
 

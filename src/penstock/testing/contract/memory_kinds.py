@@ -36,7 +36,7 @@ from penstock.testing.contract.trial import (
     ready,
 )
 
-SUITE: Final = Suite("memory_kinds", "memory", "Memory")
+SUITE: Final = Suite("memory_kinds", "memory", "Memory", shares=True)
 IMAGE: Final = "hardware_buffer"
 UNKNOWN: Final = "no_such_memory"
 

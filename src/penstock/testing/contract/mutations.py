@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
@@ -14,6 +14,7 @@ from penstock import hal, ir
 from penstock.errors import InvalidArgument
 from penstock.ir.operations import spec_of
 from penstock.ir.types import is_static
+from penstock.testing.contract.cases import Case
 from penstock.testing.contract.promise import refused, require
 from penstock.testing.contract.trial import PLAIN, Trial
 
@@ -185,6 +186,30 @@ def refuse_mutations(
         with refused(f"{what} ({trial.kind}), {name}", InvalidArgument):
             execute(request, PLAIN)
     require(trial.snapshot() == before, f"{what}: a refused run wrote memory")
+
+
+def mutated_cases(cases: Sequence[Case]) -> list[Case]:
+    """One of *cases* for each signature that matters to `request_mutations`.
+
+    The mutations of a request depend on the number of inputs and of outputs. Those of an argument
+    depend on its kind, on its rank, and on whether it is an input and has a known shape. Each of
+    these that occurs in *cases* occurs in the cases returned. Element types and operations make no
+    difference.
+    """
+    seen: set[object] = set()
+    chosen = []
+    for case in cases:
+        entry = case.model.entry
+        signature: set[object] = {(len(entry.inputs), len(entry.outputs))}
+        for place, index in enumerate((*entry.inputs, *entry.outputs)):
+            shape, is_input = entry.operands[index].shape, place < len(entry.inputs)
+            rank = None if shape is None else len(shape)
+            # In a `mixed` trial the place decides on the kind of the argument.
+            signature.add((is_input, place % 2, rank, is_static(shape)))
+        if not signature <= seen:
+            seen |= signature
+            chosen.append(case)
+    return chosen
 
 
 def request_mutations(trial: Trial) -> Iterator[tuple[str, hal.Request]]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from penstock.errors import FOREIGN, PenstockError
 from penstock.hal import Device
+from penstock.testing.contract.sharing import sharing
 
 Check: TypeAlias = Callable[[Device], None]
 """A contract check: tests one promise of `penstock.hal` on a device."""
@@ -38,11 +39,11 @@ class Suite:
     """The checks of one part of the contract, in the order in which `check` and `values` add them.
 
     *section* of `PAGE` explains the rules; *rule* is the name in `penstock.hal` whose docstring
-    states them.
+    states them. With *shares* its checks only execute, and use the `SharedModels` of their device.
     """
 
-    def __init__(self, name: str, section: str, rule: str) -> None:
-        self.name, self._checks = name, list[Check]()
+    def __init__(self, name: str, section: str, rule: str, *, shares: bool = False) -> None:
+        self.name, self.shares, self._checks = name, shares, list[Check]()
         self.reading = f"{PAGE}#{section}, help(penstock.hal.{rule})"
 
     @property
@@ -51,6 +52,8 @@ class Suite:
 
     def check(self, check: Check) -> Check:
         """Adds *check*, as a decorator."""
+        if self.shares:
+            check = sharing(check)
         self._checks.append(check)
         return check
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -29,6 +30,7 @@ from penstock.testing.contract import (
     promise,
     support,
 )
+from penstock.testing.contract.sharing import SharedModels
 from penstock.testing.devices import some_usable_devices
 from penstock.testing.supervised import Case, collect
 
@@ -58,6 +60,9 @@ SUITES: Final[Mapping[str, tuple[promise.Check, ...]]] = MappingProxyType(
 """Every check, by suite, in the order in which they run."""
 
 CHECKS: Final[tuple[promise.Check, ...]] = tuple(c for checks in SUITES.values() for c in checks)
+
+SHARING: Final = frozenset(c for suite in _SUITES.values() if suite.shares for c in suite.checks)
+"""The checks that only execute. They share prepared models within a block of `SharedModels`."""
 
 LIMIT: Final = 60.0
 """Time limit of one check in the command, in seconds."""
@@ -151,15 +156,36 @@ def run_contract(
 ) -> list[CheckResult]:
     """Runs every check of every suite on *device*, in order. Calls *progress* with each result.
 
-    *limit* is the limit of `run_check` for each check.
+    *limit* is the limit of `run_check` for each check. Checks that only execute share prepared
+    models, up to the next failure.
     """
     results = []
-    for suite, check in every_check():
-        result = run_check(device, check, suite, limit=limit)
-        results.append(result)
-        if progress is not None:
-            progress(result)
+    shared = SharedModels(device)
+    try:
+        for suite, check in every_check():
+            result = _checked(shared, check, suite, limit)
+            results.append(result)
+            if progress is not None:
+                progress(result)
+    finally:
+        _close(shared)
     return results
+
+
+def _checked(
+    shared: SharedModels, check: promise.Check, suite: str, limit: float | None = None
+) -> CheckResult:
+    """As `run_check`. After a failure the next check prepares anew."""
+    result = run_check(shared.device, check, suite, limit=limit)
+    if result.outcome == "failed":
+        shared.forget()
+    return result
+
+
+def _close(shared: SharedModels) -> None:
+    """Closes the models. The suite `lifetime` reports a `close` that fails."""
+    with suppress(*FOREIGN):
+        shared.close()
 
 
 def every_check() -> Iterator[tuple[str, promise.Check]]:
@@ -185,23 +211,25 @@ def cases(driver: str) -> list[Case]:
         result = CheckResult("support", USABLE, "not_covered", reason, 0.0, name)
         made.append((json.encode(result).decode(), partial(msgpack.encode, result)))
     for device in devices:
+        shared = SharedModels(device)
         for suite, check in every_check():
             name, rule = check.__name__, promise.rule_of(check)
             lost = CheckResult(suite, name, "failed", "", 0.0, device.name, rule, reading(suite))
-            made.append((json.encode(lost).decode(), partial(_answer, device, check, suite)))
+            made.append((json.encode(lost).decode(), partial(_answer, shared, check, suite)))
         # The last check of a device closes it.
         label, last = made[-1]
-        made[-1] = label, partial(_closing, device, last)
+        made[-1] = label, partial(_closing, shared, last)
     return made
 
 
-def _answer(device: Device, check: promise.Check, suite: str) -> bytes:
-    return msgpack.encode(run_check(device, check, suite))
+def _answer(shared: SharedModels, check: promise.Check, suite: str) -> bytes:
+    return msgpack.encode(_checked(shared, check, suite))
 
 
-def _closing(device: Device, answer: Callable[[], bytes]) -> bytes:
+def _closing(shared: SharedModels, answer: Callable[[], bytes]) -> bytes:
     data = answer()
-    device.close()
+    _close(shared)
+    shared.device.close()
     return data
 
 

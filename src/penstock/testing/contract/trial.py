@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -15,8 +16,9 @@ from penstock.closing import Closing
 from penstock.ir import DataLocation, NDArray, Operand
 from penstock.ir.types import agrees, is_static, static_shape
 from penstock.memory import HardwareBuffer, MemoryPool
-from penstock.testing.contract.cases import Case, one_case, with_other_inputs
+from penstock.testing.contract.cases import Case, every_case, one_case, with_other_inputs
 from penstock.testing.contract.promise import NotCovered, describe_array, require
+from penstock.testing.contract.sharing import PREPARE, shared_models, support_of
 
 OFFSET: Final = 8192
 """Where an `mmap_fd` pool begins in its file."""
@@ -49,7 +51,6 @@ GUARD: Final = 64
 SENTINEL: Final = 0xA5
 UNWRITTEN: Final = 0x5A
 PLAIN: Final = hal.ExecutionConfig()
-PREPARE: Final = hal.PrepareConfig()
 
 
 def kinds(device: hal.Device) -> tuple[Kind, ...]:
@@ -62,6 +63,12 @@ class PreparedCase(Closing):
 
     def __init__(self, device: hal.Device, case: Case, prepared: hal.PreparedModel) -> None:
         self.device, self.case, self.prepared = device, case, prepared
+
+    @cached_property
+    def is_relaxed(self) -> bool:
+        """Whether the device supports an operation of the case in the class `relaxed` only."""
+        answers = support_of(self.device, self.case.model)
+        return any(answer.accuracy == "relaxed" for answer in answers)
 
     def trial(self, kind: Kind = "pool", **options: Any) -> Trial:
         """A trial of the case; *options* are the trial's."""
@@ -90,13 +97,11 @@ class PreparedCase(Closing):
         device answers `relaxed`.
         """
         wanted = self.case.outputs if wanted is None else wanted
-        answers = self.device.supported_operations(self.case.model)
-        relaxed = any(a.accuracy == "relaxed" for a in answers)
         name = self.case.name
         require(len(found) == len(wanted), f"{name}: {len(found)} outputs {what}")
         for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
             near = a.shape == b.shape and a.dtype == b.dtype
-            if near and relaxed:
+            if near and self.is_relaxed:
                 near = np.allclose(a.astype(np.float64), b.astype(np.float64), rtol=1e-2, atol=1e-2)
             elif near:
                 near = np.array_equal(a, b)
@@ -105,6 +110,13 @@ class PreparedCase(Closing):
 
     def close(self) -> None:
         self.prepared.close()
+
+
+class SharedCase(PreparedCase):
+    """A prepared case that other checks use too. `close` leaves it open."""
+
+    def close(self) -> None:
+        """Does nothing: `SharedModels` closes it."""
 
 
 class Trial(Closing):
@@ -290,17 +302,30 @@ class Trial(Closing):
 
 
 def prepare(
-    device: hal.Device, case: Case | None = None, config: hal.PrepareConfig = PREPARE
+    device: hal.Device,
+    case: Case | None = None,
+    config: hal.PrepareConfig = PREPARE,
+    *,
+    anew: bool = False,
 ) -> PreparedCase:
-    """*case* (None: `one_case`), prepared."""
+    """*case* (None: `one_case`), prepared.
+
+    A check that shares models gets a standard case in the default configuration as an earlier check
+    left it, unless it asks for one *anew*, which has not run yet.
+    """
     case = case or one_case(device)
+    shared = None if anew or config != PREPARE else shared_models(device)
+    if shared is not None and any(case is known for known in every_case()):
+        return SharedCase(device, case, shared.prepared(case.model))
     return PreparedCase(device, case, device.prepare_model(case.model, config))
 
 
-def each_prepared(device: hal.Device, cases: Sequence[Case]) -> Iterator[PreparedCase]:
-    """Every case, prepared, and closed before the next one."""
+def each_prepared(
+    device: hal.Device, cases: Sequence[Case], *, anew: bool = False
+) -> Iterator[PreparedCase]:
+    """Every case, prepared as by `prepare`, and closed before the next one."""
     for case in cases:
-        with prepare(device, case) as on:
+        with prepare(device, case, anew=anew) as on:
             yield on
 
 
