@@ -14,7 +14,7 @@ from penstock.errors import InputError
 from penstock.execution.compiled import CompiledModel
 from penstock.hal.config import ProgressCallback
 from penstock.interrupts import interruptible
-from penstock.ir import Model
+from penstock.ir import ConstantPool, Model
 from penstock.loaders import Source, decode, read
 from penstock.partitioning.policy import Policy
 from penstock.runtime.compile_arguments import CompileArguments, Shapes, cache_info, check_types
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class ModelFile:
-    """The content of *source*, which is anything `load` takes, read once: a program looks at the
-    model first, and compiles it afterwards.
+    """The content of *source*, which is anything `load` takes or a pool with it, read once: a
+    program looks at the model first, and compiles it afterwards.
 
     The model is that of a kept plan, if there is one, and decoded otherwise. Raises as `load`.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._content = read(source)
+    def __init__(self, source: Source | ConstantPool) -> None:
+        self._content = source if isinstance(source, ConstantPool) else read(source)
         self._decoded: Model | None = None
         self._kept: tuple[CompileArguments, Kept] | None = None
 
@@ -41,14 +41,18 @@ class ModelFile:
         self, arguments: CompileArguments, deadline_ns: int | None = None
     ) -> tuple[Model, Kept]:
         """The model, and what `kept_plan` returns, for a compile with *arguments*."""
-        if self._kept is None or self._kept[0] != arguments:
-            self._kept = arguments, kept_plan(self._content, arguments, deadline_ns)
-        kept = self._kept[1]
+        kept = self.kept(arguments, deadline_ns)
         if kept.restored is not None:
             return kept.restored.model, kept
         if self._decoded is None:
             self._decoded = decode(self._content)
         return self._decoded, kept
+
+    def kept(self, arguments: CompileArguments, deadline_ns: int | None = None) -> Kept:
+        """What `kept_plan` returns for *arguments*; looked up once. Nothing is decoded."""
+        if self._kept is None or self._kept[0] != arguments:
+            self._kept = arguments, kept_plan(self._content, arguments, deadline_ns)
+        return self._kept[1]
 
 
 def compile_model(

@@ -356,7 +356,7 @@ class Graph:
 
     def _key(self) -> tuple[tuple[int, ...], ...]:
         """The present shapes of the model's inputs, in order."""
-        entered = self._session.file.model.subgraphs[self._index]
+        entered = self._session.model.subgraphs[self._index]
         inputs = given_tensors(self.catalog, len(entered.ordinary_inputs))
         return tuple(self.shapes[i] for i in inputs)
 

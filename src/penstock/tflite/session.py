@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from penstock.errors import ModelError, PlacementError
+from penstock.errors import InputError, ModelError, PlacementError
 from penstock.execution import CompiledModel, State
 from penstock.ir import DType, Model
 from penstock.ir.infer import infer_shapes
@@ -15,13 +15,16 @@ from penstock.ir.operand import Lifetime
 from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import agrees
 from penstock.loaders.tflite.catalog import Catalog
-from penstock.runtime.compiling import compile_model
+from penstock.partitioning.policy import Policy
+from penstock.runtime.compile_arguments import CompileArguments, cache_info
+from penstock.runtime.compiling import ModelFile, compile_model
 from penstock.tflite import texts
 from penstock.tflite.loading import LoadedFile
 from penstock.tflite.values import Guests
 
 if TYPE_CHECKING:
     from penstock.delegates.graph import DelegatedGraph, Subgraphs
+    from penstock.runtime.keeping import RestoredPlan
     from penstock.tflite.program import Program
 
 
@@ -106,18 +109,57 @@ class Session:
         self.guests = Guests()
         self._options = dict(options)
         self._state: State | None = None
+        self._looked_up: tuple[ModelFile, RestoredPlan] | Literal[False] | None = None
 
     @property
     def catalog(self) -> Catalog:
         return self.file.catalog
 
+    @property
+    def model(self) -> Model:
+        """The file's model, from the kept plan if there is one. Raises `ModelError`."""
+        kept = self._kept()
+        return self.file.model if kept is None else kept.model
+
     def shaped(self, subgraph: int, shapes: Mapping[int, tuple[int, ...]]) -> Model:
         """The model entered through *subgraph* with input shapes. Raises `ModelError`."""
-        return with_input_shapes(entered(self.file.model, subgraph), shapes)
+        if (kept := self._kept()) is not None:
+            planned = kept.plan.model
+            given = planned.inputs if subgraph == planned.main else ()
+            if given and all(given[at].shape == shape for at, shape in shapes.items()):
+                return planned
+        return with_input_shapes(entered(self.model, subgraph), shapes)
 
     def compile(self, model: Model) -> CompiledModel:
         """Compiles *model*, or a part, by the interpreter's options."""
+        if self._looked_up and model is self._looked_up[1].plan.model:
+            return compile_model(self._looked_up[0], **self._options)
         return compile_model(with_every_output(model) if self.preserve else model, **self._options)
+
+    def _kept(self) -> RestoredPlan | None:
+        """The plan that is kept for the file and the interpreter's options; looked up once."""
+        if self._looked_up is None:
+            content = ModelFile(self.file.pool)
+            restored = self._restored(content)
+            self._looked_up = (content, restored) if restored is not None else False
+        return self._looked_up[1] if self._looked_up else None
+
+    def _restored(self, content: ModelFile) -> RestoredPlan | None:
+        policy = self._options.get("policy") or Policy()
+        if self.preserve or policy.shadow:
+            return None
+        try:
+            info, uncached = cache_info(self._options.get("cache", True))
+        except InputError:  # the compile raises it
+            return None
+        arguments = CompileArguments(
+            self._options.get("devices"),
+            num_threads=self._options.get("num_threads"),
+            policy=policy,
+            cache=info,
+            uncached=uncached,
+        )
+        return content.kept(arguments).restored
 
     def reason(self, error: Exception, subgraph: int) -> str:
         """The text of the RuntimeError for *error*: LiteRT's message if known, then Penstock's."""
@@ -171,7 +213,11 @@ class Session:
         return self._state
 
     def after_fork(self) -> None:
-        """Moves the state to a child process, because the parent may have held a lock."""
+        """Moves the state to a child process, because the parent may have held a lock.
+
+        The devices of a kept plan are found again.
+        """
+        self._looked_up = None
         if self._state is not None:
             old, self._state = self._state, State(self._state.model)
             known = filter(old.is_assigned, range(len(old.model.variables)))
