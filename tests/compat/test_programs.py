@@ -96,7 +96,7 @@ KINDS = ("driver", "alternating", "nnapi", "gpu")
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_number_is_that_of_the_reference_kernels_with_each_delegate_too(
+def test_each_delegate_computes_every_number_of_the_reference_kernels(
     name: str, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DEVICES", "reference")
