@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock import errors, knobs, loaders
 from penstock.cache.ingredients import cpu_features
@@ -76,6 +77,11 @@ class PlanCase(Struct, frozen=True):
     def key(self) -> str:
         return plan_key(self.ingredients)
 
+    def at(self, shapes: Mapping[int, Sequence[int]]) -> PlanCase:
+        """The same compile for the shapes of a run, by input position."""
+        text = f"of a run: {_shapes_text(shapes)}"
+        return replace(self, ingredients={**self.ingredients, "shapes": text})
+
 
 class RestoredPlan(Struct, frozen=True):
     """A kept *plan*, the *model* before shapes were put into it, and the plan's *devices* by name.
@@ -96,14 +102,22 @@ def kept_plan(
 
     The case is None if its plan is not kept, and the plan if there is none that can be used.
     """
-    case: PlanCase | None = None
     try:
         case = case_of(file, arguments, manager)
-        restored = look_up(case, arguments, manager, deadline_ns)
     except NotKept as reason:
         return None, None, CacheOutcome("off", str(reason))
+    except errors.InputError as error:  # the compile raises it, after the errors of the model
+        return None, None, CacheOutcome("off", str(error))
+    return kept_for(case, arguments, manager, deadline_ns)
+
+
+def kept_for(
+    case: PlanCase, arguments: CompileArguments, manager: Manager, deadline_ns: int | None
+) -> tuple[PlanCase | None, RestoredPlan | None, CacheOutcome]:
+    """As `kept_plan`, for a known *case*."""
+    try:
+        restored = look_up(case, arguments, manager, deadline_ns)
     except (errors.InputError, errors.NotAvailable, errors.PlacementError) as error:
-        # The compile raises it, after the errors of the model.
         return None, None, CacheOutcome("off", str(error))
     except errors.CacheError as error:
         fault = fault_of(error)
@@ -327,7 +341,7 @@ def _devices_text(devices: object) -> str:
     return " ".join(map(repr, names))
 
 
-def _shapes_text(shapes: Shapes | None) -> str:
+def _shapes_text(shapes: Shapes | Mapping[int, Sequence[int]] | None) -> str:
     try:
         named = {repr(name): "x".join(map(str, shape)) for name, shape in (shapes or {}).items()}
     except TypeError:  # the compile reports it

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
+MOST_LATER: Final = 4
+"""Shapes of runs of one compiled model whose plans are kept."""
+
 FILES_GIVEN_BACK: Final = "the cache files were given for the first compile alone"
 """Why shapes that come with a run are not cached if the caller opened the files."""
 
@@ -51,6 +54,9 @@ class Kept(Struct, frozen=True):
     case: PlanCase | None = None
     restored: RestoredPlan | None = None
     outcome: CacheOutcome | None = None
+
+
+NOTHING_KEPT: Final = Kept()
 
 
 class Planned(NamedTuple):
@@ -77,7 +83,8 @@ class Session:
         """*kept* is what the cache has of the first plan; None if it is not kept."""
         self.model, self.arguments, self.policy = model, arguments, arguments.policy
         self.allow = self.policy.allow_fallback and knobs.allow_fallback()
-        self.kept = Kept() if kept is None else kept
+        self.kept = NOTHING_KEPT if kept is None else kept
+        self._case, self._later = self.kept.case, 0
         restored = self.kept.restored
         self._chosen: list[hal.Device] | None = None
         if restored is None:
@@ -127,15 +134,29 @@ class Session:
             config = replace(later, deadline_ns=run.deadline_ns, cancel=run.cancel)
             limits = interruptible(config.deadline_ns, config.cancel)
             with limits, punctual(planning.operations_of(self.model)):
-                return self._variant({**shapes, **full}, config, Recorder())
+                return self._later_variant({**shapes, **full}, config)
 
         interface = interface_of(base.model, self.arguments.signature)
         return CompiledModel(interface, base, specialize, (recompile, (self.model, self.arguments)))
 
+    def _later_variant(
+        self, shapes: Mapping[int, Sequence[int]], config: hal.PrepareConfig
+    ) -> Variant:
+        """The variant for the shapes of a run; the plans of the first ones are kept too."""
+        if self._case is not None and self._later < MOST_LATER:
+            from penstock.runtime.keeping import kept_for
+
+            self._later += 1
+            case, until = self._case.at(shapes), config.deadline_ns
+            kept = Kept(*kept_for(case, self.arguments, manager, until))
+            return self._variant(shapes, config, Recorder(), kept)
+        return self._variant(shapes, config, Recorder())
+
     def _reported(self, shapes: Mapping[int, Sequence[int]], recorder: Recorder) -> Variant:
         """The variant for *shapes*. An error of the progress callback propagates."""
         try:
-            base = self._variant(shapes, self.config, recorder)
+            kept, self.kept = self.kept, NOTHING_KEPT
+            base = self._variant(shapes, self.config, recorder, kept)
         except Exception:
             if self.reporter is not None and self.reporter.error is not None:
                 raise self.reporter.error from None
@@ -146,10 +167,13 @@ class Session:
         return base
 
     def _variant(
-        self, shapes: Mapping[int, Sequence[int]], config: hal.PrepareConfig, recorder: Recorder
+        self,
+        shapes: Mapping[int, Sequence[int]],
+        config: hal.PrepareConfig,
+        recorder: Recorder,
+        kept: Kept = NOTHING_KEPT,
     ) -> Variant:
         arguments, isolate, until = self.arguments, self.arguments.isolate, config.deadline_ns
-        kept, self.kept = self.kept, Kept()
         restored = kept.restored
         if restored is None:
             made = self._planned(shapes, config, recorder)

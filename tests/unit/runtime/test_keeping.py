@@ -28,6 +28,7 @@ from penstock.ir import ConstantPool, DType, Model, ModelBuilder, infer
 from penstock.memory.sealed_file import SealedFile
 from penstock.partitioning import encoding, placement
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
+from penstock.runtime import session
 from penstock.runtime.discovery import Manager
 from penstock.runtime.explain import explain_plan
 from penstock.runtime.tuning import examples
@@ -366,6 +367,27 @@ def test_a_loaded_model_has_the_plan_of_its_file(
     with penstock.compile(derived, devices=DEVICES, cache=tmp_path / "c") as fourth:
         assert fourth.receipt.plan is None
     assert len(placed) == 2
+
+
+def test_the_plans_of_the_shapes_of_runs_are_kept(
+    tmp_path: Path, placed: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (None, 4), "x")
+    (y,) = builder.operation("RELU", [x], [(DType.FLOAT32, (None, 4))])
+    path = tmp_path / "open.tflite"
+    path.write_bytes(tflite.write(builder.build([y])))
+    monkeypatch.setattr(session, "MOST_LATER", 2)
+    outputs = []
+    for plans, files in ((4, 3), (1, 3)):
+        placed.clear()
+        with start(path, tmp_path / "c") as compiled:
+            found = [compiled(np.full((rows, 4), -rows, np.float32))[0] for rows in (1, 2, 3)]
+            outputs.append([(o.shape, o.tobytes()) for o in found])
+        # The base, two shapes that are kept, and one more, which is not.
+        assert len(placed) == plans
+        assert len(kept(tmp_path / "c")) == files
+    assert outputs[0] == outputs[1]
 
 
 def test_explain_names_what_changed_and_writes_nothing(model: Path, tmp_path: Path) -> None:
