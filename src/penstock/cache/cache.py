@@ -17,12 +17,12 @@ from penstock.cache.eviction import Found, collect, scan
 from penstock.cache.info import checked_directory, default_directory
 from penstock.cache.naming import IndexRecord
 from penstock.errors import CacheError, InputError, NoEntry, Unreadable
-from penstock.hal import Device, PrepareConfig
-from penstock.ir import Model
 from penstock.sealed import EntryFiles
 from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
+    from penstock.hal import Device, PrepareConfig
+    from penstock.ir import Model
     from penstock.sealed.seal import Seal
 
 _MOST_LOOKS: Final = 20
@@ -127,6 +127,10 @@ class Cache:
         arguments. For a model that must be loaded and partitioned, or for devices by name, use
         `penstock.runtime.explain.explain_model`. Raises `InputError` for an invalid argument.
         """
+        # Of the model and of NumPy, other methods need nothing.
+        from penstock.hal import PrepareConfig
+        from penstock.ir import Model
+
         check_kind(model, Model, "model must be a Model")
         if not callable(getattr(device, "cache_files_needed", None)):
             raise InputError(f"device must be a Device, not {type(device).__name__}")

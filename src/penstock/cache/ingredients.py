@@ -11,15 +11,18 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice, takewhile
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from penstock.distribution import origin_of
 from penstock.errors import NoEntry
-from penstock.hal import Device, ExtensionAttribute, PrepareConfig, portable_of
-from penstock.ir import Model
-from penstock.ir.digest import Form
+from penstock.hal import portable_of
+from penstock.ir.form import Form
+
+if TYPE_CHECKING:
+    from penstock.hal import Device, ExtensionAttribute, PrepareConfig
+    from penstock.ir import Model
 
 CACHE_SCHEMA: Final = "1"
 """Incremented if equal ingredients no longer give equal artefacts, or if the layout changes."""

@@ -12,7 +12,7 @@ import msgspec
 from penstock.cache.naming import ANSWERS, DRIVER_VERDICTS, VERDICTS
 from penstock.cache.records import Record, SealedRecords
 from penstock.hal import AccuracyClass, Support
-from penstock.ir.digest import Form
+from penstock.ir.form import Form
 from penstock.sealed.places import state_directory
 
 MOST_VERDICTS: Final = 1024

@@ -12,7 +12,6 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from penstock.errors import GeneralFailure, InvalidArgument
-from penstock.ir.operand import MAX_CODE, MAX_DATA, MAX_ELEMENT, code_fault, name_fault
 
 MAX_EXTENSIONS: Final = 256
 """Extensions that one device may offer."""
@@ -62,6 +61,10 @@ def fault_of_extensions(extensions: Sequence[Extension]) -> str | None:
     """Name and fault of the first invalid, well-typed extension; None if all are valid."""
     if len(extensions) > MAX_EXTENSIONS:
         return f"{len(extensions)} extensions are offered; {MAX_EXTENSIONS} are possible"
+    if not extensions:
+        return None
+    from penstock.ir.operand import MAX_CODE, MAX_ELEMENT, name_fault
+
     names = set[str]()
     for extension in extensions:
         if fault := name_fault(extension.name):
@@ -88,6 +91,8 @@ def check_attributes(attributes: Iterable[ExtensionAttribute]) -> None:
     Raises `InvalidArgument` for an attribute that is given twice, an invalid name or number, and a
     value that is empty or longer than `MAX_DATA`.
     """
+    from penstock.ir.operand import MAX_DATA, code_fault, name_fault
+
     seen = set[tuple[str, int]]()
     for attribute in attributes:
         if type(attribute) is not ExtensionAttribute:

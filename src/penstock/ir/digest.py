@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from penstock.interrupts import polled
+from penstock.ir.form import Form
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import ModelParts, constant_bytes
-from penstock.ir.types import Quantization, Shape
+from penstock.ir.types import Quantization
 from penstock.ir.validate import reachable, subgraph_references
 
 if TYPE_CHECKING:
@@ -80,25 +81,6 @@ def digest_structure(model: ModelParts) -> bytes:
     return _ModelHash(model, None).structure.sha.digest()
 
 
-class Form(Struct, frozen=True):
-    """The form of an operation, without names and the values of constants.
-
-    *digest* covers its type and attributes, the element type and quantisation of each operand,
-    whether each is constant, and the subgraphs that it enters. *shapes* are the operands' shapes.
-    """
-
-    digest: str
-    shapes: tuple[Shape, ...]
-
-    def fits(self, other: Form) -> bool:
-        """Whether both forms are the same, as far as shapes are known."""
-        return (
-            self.digest == other.digest
-            and len(self.shapes) == len(other.shapes)
-            and all(map(_may_be_equal, self.shapes, other.shapes))
-        )
-
-
 def form_of(model: ModelParts, operation: Operation) -> Form:
     """The form of an *operation* of *model*'s entry. It is the same if the operation is cut out of
     its model.
@@ -107,14 +89,6 @@ def form_of(model: ModelParts, operation: Operation) -> Form:
     _form(model, operation, model.entry, form, {})
     operands = (model.operands[i] for i in (*operation.inputs, *operation.outputs))
     return Form(form.sha.hexdigest(), tuple(o.shape for o in operands if o.has_value))
-
-
-def _may_be_equal(a: Shape, b: Shape) -> bool:
-    if a is None or b is None:
-        return True
-    return len(a) == len(b) and all(
-        x is None or y is None or x == y for x, y in zip(a, b, strict=True)
-    )
 
 
 def _form(

@@ -45,16 +45,21 @@ def among(names: tuple[str, ...], modules: set[str]) -> list[str]:
     return sorted(m for m in modules if any(f"{m}.".startswith(f"{name}.") for name in names))
 
 
-@pytest.fixture(scope="module")
-def run_modules(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What `run` imports for a picture and a network that it finds in the cache."""
-    place = tmp_path_factory.mktemp("run")
+def small(place: Path) -> str:
+    """A line that runs a network of one operation, which is made in *place*, on a picture."""
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, (1, 8, 8, 1), "x")
     made = builder.build(builder.operation("RELU", [x], [(DType.FLOAT32, (1, 8, 8, 1))]))
     (place / "small.tflite").write_bytes(tflite.write(made))
-    line = f"run {place}/small.tflite {DIGITS}/seven.png -d sample --normalize unit"
-    line += " --task outputs"
+    options = "-d sample --normalize unit --task outputs"
+    return f"run {place}/small.tflite {DIGITS}/seven.png {options}"
+
+
+@pytest.fixture(scope="module")
+def run_modules(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What `run` imports for a picture and a network that it finds in the cache."""
+    place = tmp_path_factory.mktemp("run")
+    line = small(place)
     imported(line, place / "cache")
     return imported(line, place / "cache")
 
@@ -86,6 +91,14 @@ def test_running_a_picture_does_not_import(name: str, run_modules: set[str]) -> 
 def test_only_the_command_of_the_line_is_imported(run_modules: set[str]) -> None:
     others = ("bench", "capsules", "compare", "doctor", "dump", "inspect", "plan", "cache")
     assert among(tuple(f"penstock.cli.{o}" for o in others), run_modules) == []
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "gc"])
+def test_cache_is_looked_after_without_numpy(command: str, tmp_path: Path) -> None:
+    imported(small(tmp_path), tmp_path / "cache")
+    modules = imported(f"cache {command}", tmp_path / "cache")
+    assert "penstock.cache.cache" in modules
+    assert among(("numpy", "penstock.ir.model", "penstock.drivers"), modules) == []
 
 
 def test_list_of_devices_imports_nothing_of_the_doctor(tmp_path: Path) -> None:
