@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from io import BufferedReader
@@ -127,12 +126,14 @@ def _plain(path: Path, array: NDArray) -> NDArray:
 
 def write_trace(path: Path, compiled: CompiledModel, outputs: Outputs, loaded: Loaded) -> None:
     """Writes the Chrome trace of load, compile and run, on one clock."""
+    from json import dumps
+
     from penstock.compilation.receipt import chrome_trace
     from penstock.compilation.step_receipt import Span
 
     load = Span("load", os.path.basename(loaded.path), None, loaded.start_ns, loaded.load_ns)
     receipts = [compiled.receipt, outputs.receipt]
-    write_text(path, json.dumps(chrome_trace(receipts, compiled.plan, [load])))
+    write_text(path, dumps(chrome_trace(receipts, compiled.plan, [load])))
 
 
 def takes_arrays(path: Path) -> bool:
