@@ -40,6 +40,7 @@ from penstock.runtime.compile_arguments import CompileArguments, Occasion, Shape
 from penstock.runtime.discovery import Manager
 from penstock.runtime.examination import DeviceInfo
 from penstock.runtime.installed import distributions, own_code
+from penstock.runtime.planning import has_driver_verdicts, has_small_runs
 from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ def kept_plan(
         case = case_of(file, arguments, manager)
     except NotKept as reason:
         return None, None, CacheOutcome("off", str(reason))
-    except errors.InputError as error:  # the compile raises it, after the errors of the model
+    except (errors.InputError, OSError) as error:
+        # The compile raises the error of an argument, after those of the model.
         return None, None, CacheOutcome("off", str(error))
     return kept_for(case, arguments, manager, deadline_ns)
 
@@ -119,6 +121,8 @@ def kept_for(
         restored = look_up(case, arguments, manager, deadline_ns)
     except (errors.InputError, errors.NotAvailable, errors.PlacementError) as error:
         return None, None, CacheOutcome("off", str(error))
+    except (TypeError, ValueError) as error:  # a driver declares anything
+        return None, None, CacheOutcome("off", f"a device cannot be compared: {error}")
     except errors.CacheError as error:
         fault = fault_of(error)
         log.info("no kept plan is used: %s", fault.words)
@@ -136,6 +140,8 @@ def case_of(file: ConstantPool, arguments: CompileArguments, manager: Manager) -
     Raises `InputError` for invalid settings.
     """
     directory = _directory_of(arguments)
+    if has_driver_verdicts():
+        raise NotKept("shadow verification has verdicts on drivers of this machine")
     devices = _devices_text(arguments.devices)
     if (installed := distributions()) is None:
         raise NotKept("what is installed is not known without an import")
@@ -218,8 +224,6 @@ def keep(
     try:
         if reason := _why_not_kept(case, plan, isolate, manager):
             return reason
-        from penstock.runtime.planning import has_small_runs
-
         content = encode(plan, occasion.source, case.file)
         rests_on = {name: _rests_on(name, isolate, manager) for name in _used(plan)}
         verdict = occasion.verdict_key
@@ -242,10 +246,6 @@ def keep(
 def _why_not_kept(
     case: PlanCase, plan: ExecutionPlan, isolate: bool | None, manager: Manager
 ) -> str:
-    from penstock.runtime.planning import has_driver_verdicts
-
-    if has_driver_verdicts():
-        return "shadow verification has verdicts on drivers of this machine"
     if plan.apart:
         return "a device runs in a process of its own for this compile only"
     if manager.absent(isolate):

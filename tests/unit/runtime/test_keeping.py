@@ -18,13 +18,16 @@ import penstock
 from penstock import hal, knobs, loaders
 from penstock.cache import Cache
 from penstock.cache.info import CacheInfo
+from penstock.cache.ingredients import driver_verdict_key
 from penstock.cache.naming import PLANS, VERDICTS
 from penstock.cache.plans import KeptPlans
+from penstock.cache.verdicts import DriverVerdict, DriverVerdicts
 from penstock.drivers.sample import SampleDevice
 from penstock.errors import PenstockError
 from penstock.execution import CompiledModel
 from penstock.export import tflite
 from penstock.ir import ConstantPool, DType, Model, ModelBuilder, infer
+from penstock.ir.digest import form_of
 from penstock.memory.sealed_file import SealedFile
 from penstock.partitioning import encoding, placement
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
@@ -348,6 +351,50 @@ def test_nothing_is_kept_for_objects_of_the_program_or_without_a_cache(
     with penstock.compile(model, devices=DEVICES, cache=False) as compiled:
         assert compiled.receipt.plan is None
     assert kept(tmp_path / "c") == []
+
+
+def test_a_kept_plan_is_not_used_once_a_driver_was_found_wrong(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("PENSTOCK_KEY_STORE", "file")
+    both = {
+        "devices": ["sample", "reference"],
+        "policy": penstock.Policy(require={"RELU": "sample"}),
+    }
+    start(model, tmp_path / "c", **both).close()
+    with start(model, tmp_path / "c", **both) as compiled:
+        assert str(compiled.receipt.plan) == "hit"
+        relu = form_of(compiled.model, compiled.model.operations[1])
+    key = driver_verdict_key("sample", SampleDevice.version, [relu])
+    verdict = DriverVerdict(
+        key=key,
+        device="sample",
+        version=SampleDevice.version,
+        forms=(relu,),
+        types=("RELU",),
+        fault="wrong",
+        accuracy="faithful",
+        reason="it was off",
+    )
+    DriverVerdicts().save(verdict)
+    del both["policy"]
+    with start(model, tmp_path / "c", **both) as compiled:
+        assert compiled.plan.operations[1].device == "reference"
+        assert str(compiled.receipt.plan).startswith("off: shadow verification has verdicts")
+    DriverVerdicts().remove(key)
+
+
+def test_a_compile_succeeds_where_the_installation_cannot_be_read(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable() -> str:
+        raise PermissionError("no such right")
+
+    monkeypatch.setattr("penstock.runtime.keeping.own_code", unreadable)
+    with start(model, tmp_path / "c") as compiled:
+        assert str(compiled.receipt.plan) == "off: no such right"
+        assert compiled(X)[0].shape == (1, 64)
 
 
 def test_a_loaded_model_has_the_plan_of_its_file(
