@@ -104,7 +104,7 @@ def test_cache_is_looked_after_without_numpy(command: str, tmp_path: Path) -> No
 def test_list_of_devices_imports_nothing_of_the_doctor(tmp_path: Path) -> None:
     modules = imported("devices", tmp_path)
     unwanted = ("penstock.cli.doctor", "penstock.cli.capsules", "penstock.ipc", "email", "rich")
-    assert among((*unwanted, "importlib.metadata"), modules) == []
+    assert among((*unwanted, "importlib.metadata", "penstock.blobcache"), modules) == []
 
 
 def test_version_imports_neither_numpy_nor_msgspec(tmp_path: Path) -> None:

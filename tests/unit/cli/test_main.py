@@ -631,6 +631,25 @@ def test_times_add_up_to_the_time_since_the_process_began(run: Run, model: Path)
     assert sum(stages) == pytest.approx(total, rel=0.02, abs=5e-4)
 
 
+COLLECTIONS = """
+import gc, sys
+from penstock.cli.main import main
+sys.argv = ["penstock", "knobs"]
+def collections(): return sum(each["collections"] for each in gc.get_stats())
+before = collections()
+try:
+    main()
+except SystemExit:
+    pass
+print(collections() - before, gc.get_freeze_count() > 0)
+"""
+
+
+def test_program_looks_for_no_cycles_when_it_starts_and_ends() -> None:
+    printed = run_python("-c", COLLECTIONS, check=True).stdout
+    assert printed.splitlines()[-1] == "0 True"
+
+
 def test_age_of_a_process_is_its_time_since_its_creation() -> None:
     code = "import time; time.sleep(0.2); from penstock.cli.main import age_ns; print(age_ns())"
     before = time.perf_counter_ns()

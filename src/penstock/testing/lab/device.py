@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from msgspec.structs import replace
 
 from penstock import errors, hal
-from penstock.blobcache import Capacity, Limits, PersistentBlobCache, Policy, Select
 from penstock.distribution import made_by
 from penstock.driverkit.engine import EngineDevice, report_of
 from penstock.driverkit.postponed_write import PostponedWrite
@@ -30,8 +29,11 @@ from penstock.testing.lab.execution import execute
 from penstock.testing.lab.machine import LabDomain, LaidOut, Machine
 from penstock.testing.lab.program import Artefact, Bytes, Compiled, Program
 
-LIMITS: Final = Limits(key=96, value=4 << 20, total=32 << 20)
-POLICY: Final = Policy(Select.LRU, Capacity.FIT)
+if TYPE_CHECKING:
+    from penstock.blobcache import PersistentBlobCache
+
+LIMITS: Final = {"key": 96, "value": 4 << 20, "total": 32 << 20}
+"""Most bytes of a key, of a blob, and of all blobs."""
 
 
 class Artefacts:
@@ -46,9 +48,12 @@ class Artefacts:
     def __init__(
         self, blobs: PersistentBlobCache | str | os.PathLike[str], device: str, version: str
     ) -> None:
-        self._owned = not isinstance(blobs, PersistentBlobCache)
-        if not isinstance(blobs, PersistentBlobCache):
-            blobs = PersistentBlobCache.open(blobs, LIMITS, POLICY)
+        self._owned = isinstance(blobs, str | os.PathLike)
+        if isinstance(blobs, str | os.PathLike):
+            from penstock.blobcache import Capacity, Limits, PersistentBlobCache, Policy, Select
+
+            policy = Policy(Select.LRU, Capacity.FIT)
+            blobs = PersistentBlobCache.open(blobs, Limits(**LIMITS), policy)
         self._blobs = blobs
         self._device = b"artefact of " + hashlib.sha256(device.encode()).digest()
         self._version = self._device + hashlib.sha256(version.encode()).digest()[:16]
