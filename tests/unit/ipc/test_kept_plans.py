@@ -34,6 +34,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("PENSTOCK_KEY_STORE", "file")
+    # The hosts that other tests of this process have stay as they are.
+    monkeypatch.setattr(isolation, "_supervisors", {})
     path = tmp_path / "model.tflite"
     path.write_bytes(tflite.write(support.add_one()))
 

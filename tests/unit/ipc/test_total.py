@@ -301,5 +301,5 @@ def test_value_without_an_encoding_cannot_be_sent() -> None:
     from msgspec.structs import replace
 
     odd = replace(model.entry, name=object())
-    with pytest.raises(WireError, match="a object has no place in a message"):
+    with pytest.raises(WireError, match="a object cannot be encoded"):
         codec.encode(wire.SupportedOperations(forms.ModelForm((odd,), (), (), {}, 0)))
