@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from penstock.ir.model import Model
 from penstock.ir.subgraph import ConstantPool
@@ -25,17 +26,21 @@ class Decoding:
         return self._pools[number]
 
 
-class DeferredPool(ConstantPool, frozen=True, eq=False, weakref=True):
-    """Pool *number* of a `Decoding`, its *owner*. The bytes are decoded on first use."""
+class DeferredPool(ConstantPool, frozen=True, eq=False, weakref=True, kw_only=True):
+    """Pool *number* of *decoding*. Its bytes, and what owns them, are decoded on first use."""
 
-    number: int = 0
+    decoding: Decoding
+    number: int
 
     @property  # type: ignore[misc]  # in the place of the field
     def view(self) -> memoryview:
-        decoding: Decoding = self.owner
-        return decoding.pool(self.number).view
+        return self.decoding.pool(self.number).view
+
+    @property  # type: ignore[misc]  # in the place of the field
+    def owner(self) -> Any:
+        return self.decoding.pool(self.number).owner
 
 
 def deferred(decoding: Decoding, number: int, kind: str) -> ConstantPool:
     """Pool *number* of *decoding*, of memory of that *kind*."""
-    return DeferredPool(memoryview(b""), decoding, kind, number)
+    return DeferredPool(memoryview(b""), None, kind, decoding=decoding, number=number)

@@ -4,6 +4,7 @@ partitioned.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -512,6 +513,11 @@ def test_constants_that_the_file_has_not_are_decoded_when_they_are_asked_for(
                 assert value.tobytes() == first.model.constant(operand).tobytes()
         assert len(decoded) == 1
         assert_alike(first, second)
+        (was,), (now,) = first.model.pools, second.model.pools
+        assert (bytes(now.view), now.kind, len(now)) == (bytes(was.view), was.kind, len(was))
+        assert type(now.owner) is type(was.owner)
+        again = copy.deepcopy(second.model)
+        assert again.digest == first.model.digest
         assert len(decoded) == 1
 
 
