@@ -80,6 +80,26 @@ def test_a_measured_run_that_is_refused_is_caught() -> None:
     assert outcome(device, "check_general_sync") == "failed"
 
 
+@pytest.mark.parametrize("method", GENERAL)
+def test_each_memory_and_each_model_is_run_with_and_without_timing(method: str) -> None:
+    seen: set[tuple[object, bool]] = set()
+
+    def record(arguments: tuple[Any, ...]) -> None:
+        request = arguments[0]
+        (config,) = (a for a in arguments if isinstance(a, hal.ExecutionConfig))
+        hosted = [a.array.shape for a in request.inputs if isinstance(a, hal.HostMemory)]
+        shapes = hosted or [a.dimensions for a in request.inputs]
+        seen.add(("host" if hosted else request.pools[0].name, config.measure))
+        seen.add((tuple(shapes), config.measure))
+
+    device = Altering(reference(), method, before=record)
+    assert outcome(device, GENERAL[method][0]) == "passed"
+    assert {("ashmem", True), ("mmap_fd", True), ("host", True)} <= seen
+    assert {what for what, is_measured in seen if is_measured} == {
+        what for what, is_measured in seen if not is_measured
+    }
+
+
 @pytest.mark.parametrize(
     "timing",
     [

@@ -189,27 +189,32 @@ def refuse_mutations(
 
 
 def mutated_cases(cases: Sequence[Case]) -> list[Case]:
-    """One of *cases* for each signature that matters to `request_mutations`.
+    """Few of *cases*, with each signature that matters to `request_mutations`.
 
     The mutations of a request depend on the number of inputs and of outputs. Those of an argument
     depend on its kind, on its rank, and on whether it is an input and has a known shape. Each of
     these that occurs in *cases* occurs in the cases returned. Element types and operations make no
     difference.
     """
-    seen: set[object] = set()
+    signatures = [_signature(case) for case in cases]
+    left = set[object]().union(*signatures)
     chosen = []
-    for case in cases:
-        entry = case.model.entry
-        signature: set[object] = {(len(entry.inputs), len(entry.outputs))}
-        for place, index in enumerate((*entry.inputs, *entry.outputs)):
-            shape, is_input = entry.operands[index].shape, place < len(entry.inputs)
-            rank = None if shape is None else len(shape)
-            # In a `mixed` trial the place decides on the kind of the argument.
-            signature.add((is_input, place % 2, rank, is_static(shape)))
-        if not signature <= seen:
-            seen |= signature
-            chosen.append(case)
+    while left:
+        best = max(range(len(cases)), key=lambda index: len(signatures[index] & left))
+        chosen.append(cases[best])
+        left -= signatures[best]
     return chosen
+
+
+def _signature(case: Case) -> set[object]:
+    entry = case.model.entry
+    found: set[object] = {(len(entry.inputs), len(entry.outputs))}
+    for place, index in enumerate((*entry.inputs, *entry.outputs)):
+        shape, is_input = entry.operands[index].shape, place < len(entry.inputs)
+        rank = None if shape is None else len(shape)
+        # In a `mixed` trial the place decides on the kind of the argument.
+        found.add((is_input, place % 2, rank, is_static(shape)))
+    return found
 
 
 def request_mutations(trial: Trial) -> Iterator[tuple[str, hal.Request]]:
