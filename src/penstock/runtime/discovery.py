@@ -337,7 +337,8 @@ class _Driver:
 
     def absent(self, isolate: bool | None) -> Found | None:
         """The placeholder, if the host process was unavailable at the last check."""
-        if self.refused:
+        # Whether it is isolated is asked last, because that may import what isolates.
+        if self.refused or self._absent is None:
             return None
         return self._absent if _is_isolated(self._entry, isolate) else None
 
