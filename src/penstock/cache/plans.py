@@ -19,7 +19,7 @@ NEAREST_AMONG: Final = 8
 FILE_DIGITS: Final = 16
 """Digits of a key that are those of the file's digest."""
 
-PLAN_SCHEMA: Final = "3"
+PLAN_SCHEMA: Final = "4"
 """Incremented if the bytes of a plan change, or if equal ingredients no longer give equal plans."""
 
 
@@ -28,9 +28,9 @@ class KeptPlan(Record, frozen=True, kw_only=True):
 
     *ingredients* maps names to readable texts; the key is derived from them. *rests_on* maps names
     to texts that are compared when the plan is used, because they are known only then: the devices
-    that the plan uses, by name, and the measured placement. *summary* is the plan in one line.
-    *content* is the plan as `penstock.partitioning.encoding` writes it. *is_small* says that the
-    values of a run fit every machine's memory limit.
+    that the plan uses, by name, the measured placement, and the code that made the plan. *summary*
+    is the plan in one line. *content* is the plan as `penstock.partitioning.encoding` writes it.
+    *is_small* says that the values of a run fit every machine's memory limit.
     """
 
     ingredients: dict[str, str]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
+from typing import Final
 
 from penstock.distribution import DISTRIBUTION
 from penstock.runtime.entries import is_ordinary, normalized
 
-SUFFIXES = (".dist-info", ".egg-info")
+SUFFIXES: Final = (".dist-info", ".egg-info")
+
+ROOT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+"""The directory of the package."""
 
 
 def distributions() -> tuple[str, str] | None:
@@ -38,28 +43,28 @@ def distributions() -> tuple[str, str] | None:
 
 
 @cache
-def own_code() -> str:
-    """A digest of the names, sizes and times of Penstock's own files; empty if its installed
-    distribution lies beside them, which `distributions` covers.
+def is_checkout() -> bool:
+    """Whether Penstock's distribution does not lie beside its files, so that `distributions` does
+    not change with them.
     """
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    above = os.path.dirname(root)
     try:
-        beside = [n for n in os.listdir(above) if n.endswith(".dist-info")]
+        beside = [n for n in os.listdir(os.path.dirname(ROOT)) if n.endswith(".dist-info")]
     except OSError:
-        return ""
-    if any(normalized(name.partition("-")[0]) == DISTRIBUTION for name in beside):
-        return ""
-    digest = sha256()
-    pending = [root]
-    while pending:
-        folder = pending.pop()
-        with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=lambda e: e.name):
-                if entry.is_dir() and entry.name != "__pycache__":
-                    pending.append(entry.path)
-                elif entry.name.endswith(".py"):
-                    status = entry.stat()
-                    line = f"{entry.path}\0{status.st_size}\0{status.st_mtime_ns}\n"
-                    digest.update(line.encode())
-    return digest.hexdigest()
+        return True
+    return all(normalized(name.partition("-")[0]) != DISTRIBUTION for name in beside)
+
+
+def loaded_files() -> list[str]:
+    """The files of Penstock's modules that this process has imported, below `ROOT`."""
+    modules = [m for name, m in [*sys.modules.items()] if name.partition(".")[0] == "penstock"]
+    files = (getattr(module, "__file__", None) for module in modules)
+    return sorted(os.path.relpath(file, ROOT) for file in files if file)
+
+
+def state_of(files: Iterable[str]) -> str:
+    """A digest of the sizes and times of *files*, below `ROOT`. Raises `OSError`."""
+    states = []
+    for file in files:
+        status = os.stat(f"{ROOT}{os.sep}{file}")
+        states.append(f"{file} {status.st_size} {status.st_mtime_ns}")
+    return sha256("\n".join(states).encode()).hexdigest()

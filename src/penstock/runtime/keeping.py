@@ -39,7 +39,7 @@ from penstock.partitioning.policy import Policy
 from penstock.runtime.compile_arguments import CompileArguments, Occasion, Shapes
 from penstock.runtime.discovery import Manager
 from penstock.runtime.examination import DeviceInfo
-from penstock.runtime.installed import distributions, own_code
+from penstock.runtime.installed import distributions, is_checkout, loaded_files, state_of
 from penstock.runtime.planning import has_driver_verdicts, has_small_runs
 from penstock.threads import allowed_threads
 
@@ -53,7 +53,9 @@ CHUNK: Final = 1 << 24
 
 EVERY_DEVICE: Final = "every usable one"
 
-MEASURED: Final = "measured placement"
+MEASURED: Final = "\nmeasured placement"
+CODE: Final = "\ncode"
+"""Names in `KeptPlan.rests_on` beside those of devices, which are one line."""
 
 UNRELATED: Final = frozenset({
     "cache_dir", "cache_limit_mib", "keep_failure_data", "keep_failures", "key_store",
@@ -161,7 +163,6 @@ def case_of(file: ConstantPool, arguments: CompileArguments, manager: Manager) -
         "distributions": names,
         "installed": times,
         "penstock": sys.modules["penstock"].__version__,
-        "code": own_code(),
         "cpu_features": cpu_features(),
         "schema": PLAN_SCHEMA,
     }
@@ -194,6 +195,11 @@ def look_up(
         raise no_plan(plans.nearest(case.ingredients), case.ingredients)
     devices: dict[str, Device] = {}
     for name, was in found.rests_on.items():
+        if name == CODE:
+            state, *files = was.split("\n")
+            if _state_of(files) != state:
+                raise errors.IngredientChanged("Penstock's own code changed")
+            continue
         if name == MEASURED:
             key, _, mark = was.partition(" ")
             if mark != _mark(case.directory, key):
@@ -226,6 +232,9 @@ def keep(
             return reason
         content = encode(plan, occasion.source, case.file)
         rests_on = {name: _rests_on(name, isolate, manager) for name in _used(plan)}
+        if is_checkout():
+            files = loaded_files()
+            rests_on[CODE] = "\n".join([state_of(files), *files])
         verdict = occasion.verdict_key
         rests_on[MEASURED] = f"{verdict} {_mark(case.directory, verdict)}"
         kept = KeptPlan(
@@ -238,7 +247,7 @@ def keep(
             penstock=case.ingredients["penstock"],
         )
         KeptPlans(case.directory).save(kept)
-    except (errors.CacheError, TypeError, ValueError, OverflowError, LookupError) as error:
+    except (errors.CacheError, OSError, TypeError, ValueError, LookupError) as error:
         return str(error)
     return ""
 
@@ -305,6 +314,14 @@ def _differences(before: str, now: str) -> str:
         for part, old, new in pairs
         if old != new
     )
+
+
+def _state_of(files: Sequence[str]) -> str:
+    """`state_of`, or an empty text if a file cannot be read."""
+    try:
+        return state_of(files)
+    except OSError:
+        return ""
 
 
 def _mark(directory: str, verdict: str) -> str:

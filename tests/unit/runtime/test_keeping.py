@@ -32,7 +32,7 @@ from penstock.ir.digest import form_of
 from penstock.memory.sealed_file import SealedFile
 from penstock.partitioning import encoding, placement
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
-from penstock.runtime import session
+from penstock.runtime import installed, session
 from penstock.runtime.discovery import Manager
 from penstock.runtime.explain import explain_plan
 from penstock.runtime.tuning import examples
@@ -223,23 +223,45 @@ def test_another_setting_is_another_case(model: Path, tmp_path: Path, placed: li
     assert len(placed) == 2
 
 
-@pytest.mark.parametrize("part", ["distributions", "own_code"])
 def test_another_installation_is_another_case(
-    model: Path,
-    tmp_path: Path,
-    placed: list[object],
-    monkeypatch: pytest.MonkeyPatch,
-    part: str,
+    model: Path, tmp_path: Path, placed: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(model, tmp_path / "c").close()
-    changed: dict[str, Callable[[], object]] = {
-        "distributions": lambda: ("toy-1.0", "digest"),
-        "own_code": lambda: "digest",
-    }
-    monkeypatch.setattr(f"penstock.runtime.keeping.{part}", changed[part])
+    monkeypatch.setattr("penstock.runtime.keeping.distributions", lambda: ("toy-1.0", "digest"))
+    with start(model, tmp_path / "c") as compiled:
+        assert "toy-1.0" in str(compiled.receipt.plan)
+    with start(model, tmp_path / "c") as compiled:
+        assert str(compiled.receipt.plan) == "hit"
+    assert len(placed) == 2
+
+
+def test_a_plan_of_other_code_is_refused(
+    model: Path, tmp_path: Path, placed: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a checkout, where no version changes with the code."""
+    edited = tmp_path / "package" / "edited.py"
+    edited.parent.mkdir()
+    edited.write_text("one")
+    monkeypatch.setattr(installed, "ROOT", str(edited.parent))
+    monkeypatch.setattr("penstock.runtime.keeping.is_checkout", lambda: True)
+    monkeypatch.setattr("penstock.runtime.keeping.loaded_files", lambda: ["edited.py"])
     start(model, tmp_path / "c").close()
+    start(model, tmp_path / "c").close()
+    assert len(placed) == 1
+    edited.write_text("other")
+    with start(model, tmp_path / "c") as compiled:
+        assert "IngredientChanged: Penstock's own code changed" in str(compiled.receipt.plan)
     start(model, tmp_path / "c").close()
     assert len(placed) == 2
+    edited.unlink()
+    start(model, tmp_path / "c").close()
+    assert len(placed) == 3
+
+
+def test_the_code_that_made_a_plan_is_counted() -> None:
+    files = installed.loaded_files()
+    assert {"runtime/keeping.py", "partitioning/placement.py", "__init__.py"} <= set(files)
+    assert len(installed.state_of(files)) == 64
 
 
 def test_a_new_distribution_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,10 +411,10 @@ def test_a_kept_plan_is_not_used_once_a_driver_was_found_wrong(
 def test_a_compile_succeeds_where_the_installation_cannot_be_read(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable() -> str:
+    def unreadable() -> tuple[str, str]:
         raise PermissionError("no such right")
 
-    monkeypatch.setattr("penstock.runtime.keeping.own_code", unreadable)
+    monkeypatch.setattr("penstock.runtime.keeping.distributions", unreadable)
     with start(model, tmp_path / "c") as compiled:
         assert str(compiled.receipt.plan) == "off: no such right"
         assert compiled(X)[0].shape == (1, 64)
