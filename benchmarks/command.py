@@ -82,7 +82,7 @@ def pictures(place: Path) -> list[tuple[str, Path, Path]]:
 def beside_script(
     name: str, arguments: Sequence[str], environment: dict[str, str], rounds: int
 ) -> list[Row]:
-    """Wall time of the command over that of the script. Raises `RuntimeError` if they disagree."""
+    """The command's time over that of the script. Raises `RuntimeError` if they disagree."""
     untold: list[float] = []
     worked: dict[str, list[float]] = {"script": [], "penstock": []}
     line = ["-m", "penstock", "run", *arguments, "--threads", "1", "--top", "1"]
@@ -102,23 +102,27 @@ def beside_script(
     *_, answer = timed([str(SCRIPT), *arguments], environment)
     timed(line, environment)
     *_, printed = timed(line, environment)
-    if (best := best_class(printed)) != answer.split()[-1]:
-        raise RuntimeError(f"{name}: the script says {answer!r}, penstock run {best!r}")
+    if (found := best_class(printed)) != answer.split()[-1]:
+        raise RuntimeError(f"{name}: the script says {answer!r}, penstock run {found!r}")
     if "hit" not in printed:
         raise RuntimeError(f"{name} is not in the cache: {printed}")
     walls = interleaved(subjects, rounds)
     for lists in (untold, *worked.values()):
         del lists[:-rounds]
     added = [one - other for one, other in zip(walls["penstock"], walls["script"], strict=True)]
-    half = medians({**walls, "added": added, "untold": untold})
-    busy = medians(worked)
+    half, busy = medians({**walls, "added": added}), medians(worked)
+    best = {subject: min(values) for subject, values in walls.items()}
     note = (
         f"{half['penstock']:.0f} and {half['script']:.0f}; "
-        f"processor {busy['penstock']:.0f} and {busy['script']:.0f}"
+        f"best {best['penstock']:.0f} and {best['script']:.0f}"
     )
+    worked_note = f"{busy['penstock']:.0f} and {busy['script']:.0f}"
+    over = busy["penstock"] - busy["script"]
+    # Of the time beside the printed ones, which is short, the best: other load only adds to it.
     return [
         Row(NAME, f"{name}: penstock run over the script", half["added"], "ms", LIMIT_MS, note),
-        Row(NAME, f"{name}: beside the printed times", half["untold"], "ms", UNTOLD_MS),
+        Row(NAME, f"{name}: the same, processor", over, "ms", LIMIT_MS, worked_note),
+        Row(NAME, f"{name}: beside the printed times", min(untold), "ms", UNTOLD_MS),
     ]
 
 
