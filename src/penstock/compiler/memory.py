@@ -100,6 +100,7 @@ def _in_place(program: Program, uses: Uses, lives: Mapping[int, tuple[int, int]]
                 and source != target
                 and nbytes(program, source) == nbytes(program, target)
                 and access.axes == kernel.write.axes
+                and access.fill is None
                 and program.tensors[source].dtype.numpy.itemsize
                 == program.tensors[target].dtype.numpy.itemsize
                 and sum(program.root(a.tensor) == source for a in kernel.accesses) == 1

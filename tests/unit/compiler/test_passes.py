@@ -354,3 +354,13 @@ def test_element_wise_kernel_writes_over_its_input() -> None:
     check_plan(planned)
     assert planned.offsets[first] == planned.offsets[second]
     assert planned.size == 256
+
+
+def test_kernel_that_may_read_a_fill_does_not_write_over_its_input() -> None:
+    b = Builder()
+    x = b.tensor((16,))
+    source = b.unary("neg", x)
+    padded = b.copy(source, (16,), (0,), fill=1.0)
+    planned = plan(b.program([x], [b.unary("abs", padded)]))
+    check_plan(planned)
+    assert planned.offsets[source] != planned.offsets[padded]

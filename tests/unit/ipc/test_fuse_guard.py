@@ -27,6 +27,12 @@ from penstock.memory import MemoryPool
 from tests.support_fuse import stuck_file, unable
 from tests.unit.ipc.test_hostile_lifetimes import HeldDevice, Served
 
+
+def not_in_memory(_: int) -> bool:
+    """Files of tests may lie in memory."""
+    return False
+
+
 needs_fuse = pytest.mark.skipif(unable() is not None, reason=str(unable()))
 
 
@@ -53,6 +59,7 @@ def test_descriptors_of_the_kernel_are_accepted(tmp_path: Path) -> None:
 def test_kinds_of_file_systems_of_other_programs_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(system, "is_memory", not_in_memory)
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     for kind, lasts in (("fuse", True), ("fuse.sshfs", True), ("fuseblk", True), ("ext4", False)):
         monkeypatch.setattr(system, "_kind_of_mount", lambda _, kind=kind: kind)
@@ -64,6 +71,7 @@ def test_a_file_of_a_mount_that_is_not_seen_is_taken_where_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of a client in a container, or of a service with a view of its own."""
+    monkeypatch.setattr(system, "is_memory", not_in_memory)
     monkeypatch.setattr(system, "_kind_of_mount", lambda _: None)
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     assert not may_block(fd)

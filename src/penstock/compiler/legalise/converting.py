@@ -49,6 +49,7 @@ def converted(x: Value, target: DType) -> Value:
 @legal("BITCAST")
 def bitcast(operation: Operation) -> None:
     """The same bytes as the output's type, of the same width."""
+    require(not operation.is_half, "bytes of float16 values as a type of another width")
     _, (x,) = arguments(operation, 1)
     target = operation.site.output().dtype
     plain = MOVED - {DType.BOOL}

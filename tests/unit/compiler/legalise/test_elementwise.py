@@ -258,6 +258,14 @@ def test_a_constant_divisor_of_zero_is_refused() -> None:
         judge(site)
 
 
+def test_bytes_of_float16_values_are_never_seen_as_another_width() -> None:
+    given = Given(np.array([[1.5, -0.25]], np.float16))
+    (site,) = make_sites(layer("BITCAST", [given], (I32, None), {}))
+    with pytest.raises(Refused, match="another width"):
+        judge(site)
+    check(layer("BITCAST", [given], (I16, None), {}), [])
+
+
 @pytest.mark.parametrize("kind", ["SQRT", "RSQRT"])
 @pytest.mark.parametrize("dtype", [I8, I16], ids=lambda d: d.value)
 def test_quantised_roots_of_negative_values_fail_the_run(kind: str, dtype: DType) -> None:
