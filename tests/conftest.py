@@ -47,7 +47,7 @@ def directory_in_memory() -> Path | None:
                 shutil.rmtree(left, ignore_errors=True)
         # The names of sockets in it must be short.
         made = MEMORY / f"t{os.getpid()}"
-        made.mkdir(mode=0o700)
+        made.mkdir(mode=0o711)
     except OSError:
         return None
     atexit.register(shutil.rmtree, made, ignore_errors=True)

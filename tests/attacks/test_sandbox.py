@@ -48,7 +48,8 @@ def tried(apart: bool, below: str = "") -> dict[str, Any]:
     """What the probes came to. *below* is a directory of the user's home where something else is
     mounted, in namespaces that this makes.
     """
-    with TemporaryDirectory() as name:
+    # What lies below /dev is a device to the sandbox, also a temporary file in memory.
+    with TemporaryDirectory(dir="/var/tmp") as name:
         home, own = Path(name, "home"), Path(name, "temporary")
         home.mkdir()
         own.mkdir()

@@ -95,7 +95,7 @@ def moments(act: Callable[[], None]) -> Iterator[FaultyFiles]:
         files = FaultyFiles(at=at, fault=act)
         yield files
         if len(files.log) <= at:
-            assert at > 5
+            assert at > 4
             return
 
 

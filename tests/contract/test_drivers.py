@@ -74,6 +74,7 @@ ENCODED: Final = ("domains", "lab")
 COMPUTES_NOTHING: Final = ("null",)
 CACHING: Final = ("caching", "caching_security", "lifetime")
 SOME_SUITES: Final = {
+    "xnnpack-builtin": ("support", "prepare", "execute", "generated", "quality", "lifetime"),
     "lab, tiles": ("memory", "memory_domains", "execute"),
     "lab, first run": CACHING,
     "lab, staged": CACHING,

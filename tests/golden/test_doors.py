@@ -1,6 +1,6 @@
 """Every recorded case through every door, judged by the accuracy class that the door promises.
 
-Each unit goes through every fourth door here, each time through others, and through the rest in the
+Each unit goes through every sixth door here, each time through others, and through the rest in the
 grid.
 """
 
@@ -19,7 +19,7 @@ from tests.golden.engine_grid import ENGINES, groups_of, needs
 LARGEST_HERE: Final = 20_000_000
 """Multiply-accumulates of the largest network that is run outside the grid."""
 
-TURNS: Final = 4
+TURNS: Final = 6
 """Of as many doors, a unit goes through one outside the grid."""
 
 

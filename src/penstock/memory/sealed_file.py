@@ -39,7 +39,7 @@ HAS_MEMFD: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 _lock = threading.Lock()
 _open: set[int] = set()
 
-_DESCRIPTORS = ("/dev/", "/proc/")
+_DESCRIPTORS = ("/dev/fd/", "/dev/stdin", "/proc/")
 """Paths of descriptors that are open already: `/dev/stdin`, `/dev/fd/N`, `/proc/self/fd/N`."""
 
 

@@ -350,10 +350,10 @@ def test_a_plan_under_another_key_is_not_used(
     cache = tmp_path / "c"
     start(model, cache).close()
     (file,) = kept(cache)
-    start(model, cache, num_threads=1).close()
+    start(model, cache, preference="low_power").close()
     (other,) = set(kept(cache)) - {file}
     other.write_bytes(file.read_bytes())
-    start(model, cache, num_threads=1).close()
+    start(model, cache, preference="low_power").close()
     assert len(placed) == 3
 
 
