@@ -20,16 +20,19 @@ import numpy as np
 import pytest
 from msgspec import Struct
 
+from penstock.compiler import interpreter
 from penstock.compiler.memory import plan
 from penstock.compiler.program import Program
 from penstock.drivers.llvm.backend import compile_object
 from penstock.drivers.llvm.emit.module import Generated, generate
 from penstock.drivers.llvm.emit.team import BOX_BYTES, TEAM_BYTES, Team as Places
 from penstock.drivers.llvm.frame import SLOT_BYTES, WHOLE, WORDS, Word
-from penstock.drivers.llvm.isa import Isa
+from penstock.drivers.llvm.isa import RECORDS, Isa
 from penstock.drivers.llvm.load.elf import parse
 from penstock.drivers.llvm.load.relocate import place, relocated
-from penstock.ir import NDArray
+from penstock.ir import Model, NDArray
+from tests.support_compiler import differences
+from tests.support_generated import compiled, values_for
 
 QEMU: Final = "qemu-aarch64-static"
 
@@ -264,3 +267,19 @@ def run(
         outputs.append(np.frombuffer(written, tensor.dtype.numpy, count, at).reshape(tensor.shape))
         at += _padded(outputs[-1].nbytes)
     return outputs
+
+
+def wrong(
+    model: Model, inputs: list[NDArray] | None, name: str, directory: Path, threads: int = 1
+) -> list[str]:
+    """What differs from the interpreter, run on one thread and on every number up to *threads*."""
+    isa = RECORDS[name]
+    program = compiled(model, isa)
+    given = values_for(program) if inputs is None else inputs
+    wanted = interpreter.run(program, given)
+    made = made_for(program, isa)
+    return [
+        f"{count} threads: {difference}"
+        for count in range(1, threads + 1)
+        for difference in differences(wanted, run(made, isa, given, directory, count))
+    ]

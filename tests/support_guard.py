@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import re
+import subprocess
 import sys
 
 import numpy as np
@@ -97,6 +99,22 @@ def failures(isa: Isa, family: str, seeds: range) -> int:
         count += 1
     say(f"{count} cases on {isa.name}")
     return failed
+
+
+def tried(family: str, count: int, timeout: float | None = None) -> tuple[dict[str, int], str]:
+    """The cases of *count* layers of *family* in another process, by instruction set, and how the
+    process failed; empty if it did not.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, family, "0", str(count)],
+        capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    found = re.findall(r"^(\d+) cases on (\S+)$", done.stdout, re.MULTILINE)
+    failure = ""
+    if done.returncode:
+        lines = done.stdout.splitlines()[-3:]
+        failure = f"{lines} ended with {done.returncode}: {done.stderr[-800:]}"
+    return {name: int(number) for number, name in found}, failure
 
 
 def main(arguments: list[str]) -> int:

@@ -10,12 +10,8 @@ from typing import Final
 import pytest
 
 import penstock
-from penstock.compiler import interpreter
-from penstock.drivers.llvm.isa import RECORDS
-from penstock.ir import DType, Model, NDArray, infer_shapes
-from tests.support_aarch64 import SETS, made_for, run, skip_without_qemu
-from tests.support_compiler import differences
-from tests.support_generated import compiled, values_for
+from penstock.ir import DType, Model, infer_shapes
+from tests.support_aarch64 import SETS, skip_without_qemu, wrong
 from tests.support_layers import FAMILIES, supported_layers
 
 pytestmark = pytest.mark.slow
@@ -34,22 +30,6 @@ SEEDS: Final = range(3)
 @pytest.fixture(autouse=True)
 def needs_qemu() -> None:
     skip_without_qemu()
-
-
-def wrong(
-    model: Model, inputs: list[NDArray] | None, name: str, directory: Path, threads: int = 1
-) -> list[str]:
-    """What differs from the interpreter, run on one thread and on every number up to *threads*."""
-    isa = RECORDS[name]
-    program = compiled(model, isa)
-    given = values_for(program) if inputs is None else inputs
-    wanted = interpreter.run(program, given)
-    made = made_for(program, isa)
-    return [
-        f"{count} threads: {difference}"
-        for count in range(1, threads + 1)
-        for difference in differences(wanted, run(made, isa, given, directory, count))
-    ]
 
 
 def network(corpus: Path, name: str) -> Model:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import random
-import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,17 +28,13 @@ if __name__ == "__main__" and __package__ is None:
 import numpy as np
 
 import penstock
-from penstock.compiler import interpreter
 from penstock.drivers.llvm import LlvmDevice, compiling
-from penstock.drivers.llvm.isa import RECORDS
 from penstock.errors import SealBroken
 from penstock.ir import Model, NDArray
-from tests import support_aarch64
+from tests import support_aarch64, support_guard
 from tests.conftest import CORPUS, NO_CORPUS
 from tests.soak.soak_lifetime import resident_kib
-from tests.support_compiler import differences
 from tests.support_engine_entry import NETWORK
-from tests.support_generated import compiled
 from tests.support_layers import FAMILIES, supported_layers
 from tests.support_llvm import MISSING, LlvmEntry
 from tests.support_threads_llvm import image, network
@@ -123,16 +117,12 @@ def _between_guard_pages(count: int) -> int:
     wrong = 0
     for family in FAMILIES:
         begun = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.support_guard", family, "0", str(count)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        lines = done.stdout.splitlines()
-        taken = ", ".join(line for line in lines if re.fullmatch(r"\d+ cases on \S+", line))
-        print(f"{family} between guard pages: {taken} in {time.monotonic() - begun:.0f} s")
-        if done.returncode:
+        taken, failure = support_guard.tried(family, count)
+        shown = ", ".join(f"{number} on {name}" for name, number in taken.items())
+        print(f"{family} between guard pages: {shown} in {time.monotonic() - begun:.0f} s")
+        if failure:
             wrong += 1
-            print(f"FAILED: {lines[-3:]} ended with {done.returncode}: {done.stderr[-800:]}")
+            print(f"FAILED: {failure}")
     return wrong
 
 
@@ -141,16 +131,12 @@ def _on_aarch64(count: int, directory: Path) -> int:
     wrong = 0
     for family in FAMILIES:
         begun, taken = time.monotonic(), 0
-        for isa in map(RECORDS.__getitem__, support_aarch64.SETS):
+        for name in support_aarch64.SETS:
             for seed, model, inputs in supported_layers(family, range(count)):
                 taken += 1
-                program = compiled(model, isa)
-                made = support_aarch64.made_for(program, isa)
-                wanted = interpreter.run(program, inputs)
-                found = support_aarch64.run(made, isa, inputs, directory)
-                if differs := differences(wanted, found):
+                if differs := support_aarch64.wrong(model, inputs, name, directory):
                     wrong += 1
-                    print(f"FAILED: {family} {seed} on {isa.name}: {differs}")
+                    print(f"FAILED: {family} {seed} on {name}: {differs}")
         print(f"{family} on aarch64: {taken} cases in {time.monotonic() - begun:.0f} s")
     return wrong
 

@@ -76,12 +76,11 @@ def compile_model(
     """Compiles a model for this machine: loads it if necessary, partitions, compiles.
 
     *model* is a Model, a `ModelFile`, or anything `load` takes. *devices* None uses every usable
-    device. A list of
-    names, DeviceInfo or Device objects, in order of preference, places operations on these only. If
-    they all fail, the fallback is still the device "reference", unless *policy* forbids it.
-    *timeout* is in seconds; drivers receive it as their deadline. *num_threads* None uses what
-    cgroup, affinity and OMP_NUM_THREADS allow; a number may be at most four for each core of the
-    machine.
+    device. A list of names, DeviceInfo or Device objects, in order of preference, places operations
+    on these only. If they all fail, the fallback is still the device "reference", unless *policy*
+    forbids it. *timeout* is in seconds; drivers receive it as their deadline. *num_threads* None
+    uses what cgroup, affinity and OMP_NUM_THREADS allow; a number may be at most four for each core
+    of the machine.
 
     *signature* selects an entry point and its names. *shapes* maps input names, or positions, to
     full shapes, which replace the model's. *cache* True stores compiled steps in the user's cache

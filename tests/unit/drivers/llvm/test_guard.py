@@ -4,13 +4,13 @@ another process, on every instruction set of this machine.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
 import pytest
 
 from tests.support_generated import sets_here
+from tests.support_guard import tried
 from tests.support_layers import FAMILIES
 
 pytestmark = pytest.mark.slow
@@ -20,15 +20,10 @@ SEEDS = 5
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_code_touches_nothing_outside_its_buffers(family: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support_guard", family, "0", str(SEEDS)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, f"{lines[-3:]} ended with {done.returncode}: {done.stderr[-800:]}"
-    counts = re.findall(r"^(\d+) cases on (\S+)$", done.stdout, re.MULTILINE)
-    assert [name for _, name in counts] == [isa.name for isa in sets_here()]
-    assert all(int(count) >= SEEDS // 2 for count, _ in counts)
+    counts, failure = tried(family, SEEDS, timeout=300)
+    assert failure == ""
+    assert [*counts] == [isa.name for isa in sets_here()]
+    assert all(count >= SEEDS // 2 for count in counts.values())
 
 
 def test_touching_a_guard_page_is_a_failure_that_names_the_case() -> None:
