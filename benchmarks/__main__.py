@@ -26,6 +26,7 @@ MODULES = {
     "command": "command",
     "footprint": "footprint",
     "threads": "threads",
+    "placement": "placement",
     "coverage": "coverage",
     "isolation": "isolation",
 }

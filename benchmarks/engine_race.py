@@ -12,6 +12,7 @@ an engine does not race or not with default settings, and the plan.
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -46,6 +47,9 @@ RACE_S: Final = 90.0
 
 The largest networks therefore get fewer rounds.
 """
+
+LONG_S: Final = 0.1
+"""Seconds of a run that no disturbance on the machine makes several times as long."""
 
 LEAST_ROUNDS: Final = 5
 SEED: Final = 0
@@ -203,30 +207,43 @@ def use_cores(threads: int) -> None:
 
 
 def race(
-    subjects: Mapping[str, Callable[[], Any]], rounds: int, least: int = LEAST_ROUNDS
+    subjects: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    least: int = LEAST_ROUNDS,
+    *,
+    longest_s: float = RACE_S,
+    behind: float = math.inf,
 ) -> dict[str, list[float]]:
     """The median run of each subject's turn in each round, of which there are at least *least*.
 
     Every round begins with another subject, and every second round runs in reverse order. Each turn
-    begins when the threads of the previous subject have stopped spinning.
+    begins when the threads of the previous subject have stopped spinning. More rounds than *least*
+    end before *longest_s*. A subject that takes more than *behind* times the quickest one's time is
+    dropped after the first round, and before it if a run is long: it has one time.
     """
     from penstock.runtime.measuring import Rest
 
     rest = Rest()
     names = list(subjects)
-    counts = {}
-    took = 0.0
+    once = {}
     for name, run in subjects.items():
         rest()
         run()
         began = time.perf_counter()
         run()
-        once = max(time.perf_counter() - began, 1e-7)
-        counts[name] = max(1, min(1000, round(TURN_S / once)))
-        took += once * (1 + counts[name])
-    rounds = min(rounds, max(least, int(RACE_S / took)))
+        once[name] = max(time.perf_counter() - began, 1e-7)
     times: dict[str, list[float]] = {name: [] for name in names}
+    far = min(once.values()) * behind
+    for name in [name for name in names if once[name] > max(far, LONG_S)]:
+        times[name].append(once[name])
+        names.remove(name)
+    counts = {name: max(1, min(1000, round(TURN_S / once[name]))) for name in names}
+    took = sum(once[name] * (1 + counts[name]) for name in names)
+    rounds = min(rounds, max(least, int(longest_s / took)))
     for turn in range(rounds):
+        if turn == 1:
+            far = min(times[name][0] for name in names) * behind
+            names = [name for name in names if times[name][0] <= far]
         order = [names[(turn + position) % len(names)] for position in range(len(names))]
         for name in order if turn % 2 == 0 else reversed(order):
             rest()

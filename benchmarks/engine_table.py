@@ -22,19 +22,7 @@ def document(setting: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[
         "judges."
     )
     yield ""
-    versions = ", ".join(f"{name} {number}" for name, number in setting["versions"].items())
-    dates = sorted(race["at"] for race in races.values())
-    for name in ("processor", "instruction sets", "cores", "memory", "system", "python"):
-        yield f"- {name}: {setting[name]}"
-    yield f"- versions: {versions}"
-    yield f"- code: {setting['code']}"
-    yield f"- races: {len(races)}, of {setting['rounds']} rounds, from {dates[0]} to {dates[-1]}"
-    loads = [race["load"] for race in races.values() if race.get("load") is not None]
-    if loads:
-        yield (
-            f"- load of the machine when a race began: median {statistics.median(loads):.2f}, "
-            f"most {max(loads):.2f}"
-        )
+    yield from setting_lines(setting, races)
     yield ""
     yield (
         "Times are milliseconds, the median of the rounds. `ratio` is Penstock's `run` over the "
@@ -58,6 +46,23 @@ def document(setting: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[
             yield from exact(group[1], chosen, setting["instruction sets"])
         else:
             yield from table(*group, chosen)
+
+
+def setting_lines(setting: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[str]:
+    """The machine, versions, code, dates and load of *races*."""
+    versions = ", ".join(f"{name} {number}" for name, number in setting["versions"].items())
+    dates = sorted(race["at"] for race in races.values())
+    for name in ("processor", "instruction sets", "cores", "memory", "system", "python"):
+        yield f"- {name}: {setting[name]}"
+    yield f"- versions: {versions}"
+    yield f"- code: {setting['code']}"
+    yield f"- races: {len(races)}, of {setting['rounds']} rounds, from {dates[0]} to {dates[-1]}"
+    loads = [race["load"] for race in races.values() if race.get("load") is not None]
+    if loads:
+        yield (
+            f"- load of the machine when a race began: median {statistics.median(loads):.2f}, "
+            f"most {max(loads):.2f}"
+        )
 
 
 def exact(threads: int, races: list[Race], instruction_sets: str) -> Iterator[str]:

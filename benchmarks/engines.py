@@ -137,31 +137,39 @@ def raced(entry: dict[str, Any], threads: int, accuracy: str, rounds: int) -> Ra
     }
     arguments = [entry["path"], str(threads), accuracy, str(rounds)]
     with tempfile.TemporaryDirectory() as scratch:
-        kept = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
-        environment = {
-            **kept,
-            "PENSTOCK_CACHE_DIR": f"{scratch}/cache",
-            "PENSTOCK_STATE_DIR": f"{scratch}/state",
-            "PENSTOCK_KEY_STORE": "file",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]),
-        }
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.engine_race", *arguments],
-                check=False,
-                capture_output=True,
-                text=True,
-                env=environment,
-                cwd=ROOT,
-                timeout=LONGEST_S,
-                preexec_fn=_every_core,  # nothing runs in this process but this thread
-            )
-        except subprocess.TimeoutExpired:
-            return {**race, "failed": f"no end after {LONGEST_S} s"}
+        return {**race, **printed("benchmarks.engine_race", arguments, scratch)}
+
+
+def printed(program: str, arguments: Sequence[str], scratch: str) -> Race:
+    """What *program* printed in a process of its own, whose cache and state are below *scratch*;
+    `failed` if it failed.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    environment = {
+        **kept,
+        "PENSTOCK_CACHE_DIR": f"{scratch}/cache",
+        "PENSTOCK_STATE_DIR": f"{scratch}/state",
+        "PENSTOCK_KEY_STORE": "file",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])]),
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", program, *arguments],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+            timeout=LONGEST_S,
+            preexec_fn=_every_core,  # nothing runs in this process but this thread
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"no end after {LONGEST_S} s"}
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else "?"
-        return {**race, "failed": f"exit code {done.returncode}: {last}"}
-    return {**race, **json.loads(done.stdout.splitlines()[-1])}
+        return {"failed": f"exit code {done.returncode}: {last}"}
+    found: Race = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def network_class(entry: dict[str, Any]) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from benchmarks import conversion, machine
 from benchmarks.engine_table import document
 from benchmarks.standings import Race
+
+Document: TypeAlias = Callable[[Mapping[str, Any], Mapping[Any, Race]], Iterable[str]]
 
 
 class OtherRun(Exception):  # it names what the file is
@@ -23,10 +26,13 @@ class OtherRun(Exception):  # it names what the file is
 
 
 class Results:
-    """The races so far, in *place*.json and *place*.md; None keeps them in memory only."""
+    """The races so far, in *place*.json and *place*.md; None keeps them in memory only.
 
-    def __init__(self, place: Path | None, rounds: int) -> None:
-        self._place = place
+    *written* makes the lines of the Markdown.
+    """
+
+    def __init__(self, place: Path | None, rounds: int, written: Document = document) -> None:
+        self._place, self._written = place, written
         self.setting = setting(rounds)
         self.races: dict[tuple[str, int, str], Race] = {}
         if place is not None and place.with_suffix(".json").exists():
@@ -55,7 +61,8 @@ class Results:
         whole = f'{{"setting": {told}, "races": [\n{races}\n]}}\n'
         replace(self._place.with_suffix(".json"), whole)
         replace(
-            self._place.with_suffix(".md"), "\n".join(document(self.setting, self.races)) + "\n"
+            self._place.with_suffix(".md"),
+            "\n".join(self._written(self.setting, self.races)) + "\n",
         )
 
 
