@@ -69,7 +69,7 @@ def test_subject_far_behind_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(engine_race, "time", SimpleNamespace(perf_counter=lambda: now))
     takes = {"fast": 1e-3, "near": 3e-3, "far": 5e-3, "hours": 1.0}
-    subjects = {name: lambda took=took: spend(took) for name, took in takes.items()}  # type: ignore[misc]
+    subjects = {name: lambda took=took: spend(took) for name, took in takes.items()}
     times = engine_race.race(subjects, 4, behind=4.0)
     assert {name: len(each) for name, each in times.items()} == {
         "fast": 4,
