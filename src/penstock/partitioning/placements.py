@@ -100,7 +100,8 @@ class Tuned(Struct, frozen=True):
     If nothing was measured, *candidates* is empty, the plan is the predicted one, and *reason* says
     why. *created* is the time of the measurement, in seconds since the epoch. *compiles* counts the
     driver compiles for it. *stored* says that an earlier call measured. *outcome* is "only" if
-    there is no other placement, "unmeasured" if nothing was measured.
+    there is no other placement, "unmeasured" if nothing was measured. *shapes* are the input shapes
+    that were assumed, as text, if those of the plan are unknown.
     """
 
     candidates: tuple[Measured, ...]
@@ -110,3 +111,4 @@ class Tuned(Struct, frozen=True):
     stored: bool = False
     created: float | None = None
     outcome: Literal["measured", "only", "unmeasured"] = "measured"
+    shapes: str = ""

@@ -72,10 +72,11 @@ def groups_of(operations: Iterable[Placement]) -> list[Group]:
 
 def describe_tuned(tuned: Tuned) -> str:
     """The winner, the time and the medians of measuring; or why nothing was measured."""
+    at = f" with {tuned.shapes}" if tuned.shapes else ""
     if not tuned.candidates:
         if tuned.winner == PREDICTED:
             return f"not measured: {tuned.reason}"
-        return f"measured: {tuned.winner}: {tuned.reason}"
+        return f"measured{at}: {tuned.winner}: {tuned.reason}"
     medians = ", ".join(
         f"{m.name} {duration(m.median_ns) if m.error is None else 'failed'}"
         for m in tuned.candidates
@@ -85,7 +86,9 @@ def describe_tuned(tuned: Tuned) -> str:
         moment = datetime.fromtimestamp(tuned.created, UTC)
         when = f" on {moment:%Y-%m-%d %H:%M} UTC"
     kept = "; kept in the cache directory until 'penstock cache clear'" if tuned.stored else ""
-    return f"measured{when}: {tuned.winner}: {tuned.reason}; medians: {medians}{kept}"
+    others = "; runs with known shapes have plans of their own" if tuned.shapes else ""
+    told = f"{tuned.winner}: {tuned.reason}; medians: {medians}"
+    return f"measured{at}{when}: {told}{kept}{others}"
 
 
 def reasons_against(tuned: Tuned) -> list[str]:

@@ -23,6 +23,7 @@ from penstock.runtime.discovery import DeviceInfo
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
+    from penstock.cache.verdicts import Verdict
     from penstock.execution.variant import Variant
 
 log = Log(__name__)
@@ -64,8 +65,9 @@ class Occasion(Struct, frozen=True):
 
     *source* is the model before *shapes* (by input position) were put into it, *model* the model
     after. *named* maps names to the devices that plans may use. *directory* is the cache directory
-    (None: no verdict is read or stored). *counter* finds the energy counter (None: the machine's);
-    *clock* gives nanoseconds (None: the machine's clock).
+    (None: no verdict is read or stored there). *counter* finds the energy counter (None: the
+    machine's); *clock* gives nanoseconds (None: the machine's clock). *verdicts* are those that the
+    same compiled model has measured, by key.
     """
 
     source: Model
@@ -78,10 +80,34 @@ class Occasion(Struct, frozen=True):
     directory: str | None = None
     counter: Callable[[], Counter | None] | None = None
     clock: Callable[[], int] | None = None
+    verdicts: dict[str, Verdict] | None = None
+
+    @property
+    def measured_shapes(self) -> dict[int, tuple[int, ...]]:
+        """The input shapes to measure with that are not the source's own, by position.
+
+        An unknown first dimension, the batch, is `GUESSED_BATCH`. An input that is unknown beyond
+        it has no shape here.
+        """
+        from penstock.ir.types import static_shape
+        from penstock.partitioning.work import GUESSED_BATCH
+
+        found = {}
+        pairs = zip(self.source.inputs, self.model.inputs, strict=True)
+        for position, (before, operand) in enumerate(pairs):
+            shape = operand.shape
+            if shape and shape[0] is None:
+                shape = (GUESSED_BATCH, *shape[1:])
+            if (known := static_shape(shape)) is not None and known != before.shape:
+                found[position] = known
+        return found
 
     @property
     def verdict_key(self) -> str:
-        """The key of the measured placement. It depends on the model's content, not on its file."""
+        """The key of the measured placement. It depends on the model's content, not on its file.
+
+        A model whose batch is unknown has the key of the shapes that are measured for it.
+        """
         from penstock.cache.ingredients import placement_key
 
         policy, demands = self.policy, dict[str, object]()
@@ -89,7 +115,7 @@ class Occasion(Struct, frozen=True):
             demands[name] = getattr(policy, name)
         for name, rules in (("require", policy.require), ("forbid", policy.forbid)):
             demands[name] = {key: list(names) for key, names in rules.items()}
-        return placement_key(self.source, self.devices, self.config, self.shapes, demands)
+        return placement_key(self.source, self.devices, self.config, self.measured_shapes, demands)
 
 
 def check_types(

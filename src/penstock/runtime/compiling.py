@@ -91,10 +91,11 @@ def compile_model(
     *tune* measures candidate placements on this machine, uses the best (`plan.tuned`) and stores
     the verdict in the cache directory. A later compile of the same model with the same devices,
     policy, preference, threads and shapes uses the verdict without measuring, with or without
-    *tune*. *isolate* True runs the devices' drivers in host processes, False in this process. None
-    follows the knob `isolate`, which by default isolates drivers of other distributions than
-    Penstock. *extension_attributes* are vendor hints for the driver of the single listed device;
-    they are part of the cache key.
+    *tune*. An unknown batch counts as 1; the first run with other shapes measures them, unless it
+    has a timeout. *isolate* True runs the devices' drivers in host processes, False in this
+    process. None follows the knob `isolate`, which by default isolates drivers of other
+    distributions than Penstock. *extension_attributes* are vendor hints for the driver of the
+    single listed device; they are part of the cache key.
 
     *portable* names a processor baseline ("x86-64-v3", "armv8.2-a+dotprod") that devices with such
     baselines compile for, instead of for this processor: the cache entry is then of use on every

@@ -34,7 +34,8 @@ def plan_model(occasion: Occasion, *, measure: bool = False, keep: bool = False)
     model, policy, directory = occasion.model, occasion.policy, occasion.directory
     devices = trusted(_remembering(occasion.devices, directory if keep else None), policy)
     choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
-    if choice and (measure or (directory is not None and _has(directory, VERDICTS))):
+    stored = occasion.verdicts or (directory is not None and _has(directory, VERDICTS))
+    if choice and (measure or stored):
         from penstock.runtime.tuning import stored_plan, tuned_plan
 
         occasion = replace(occasion, devices=devices)

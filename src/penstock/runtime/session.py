@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -32,6 +32,7 @@ from penstock.runtime.discovery import AnyDevice, manager
 from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
+    from penstock.cache.verdicts import Verdict
     from penstock.compilation.entry import Caching
     from penstock.runtime.isolation import IsolatedCompile
     from penstock.runtime.keeping import PlanCase, RestoredPlan
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 MOST_LATER: Final = 4
-"""Shapes of runs of one compiled model whose plans are kept."""
+"""Shapes of runs of one compiled model whose plans are kept, and that are measured if asked."""
 
 FILES_GIVEN_BACK: Final = "the cache files were given for the first compile alone"
 """Why shapes that come with a run are not cached if the caller opened the files."""
@@ -60,12 +61,15 @@ NOTHING_KEPT: Final = Kept()
 
 
 class Planned(NamedTuple):
-    """A plan with its devices. *occasion* is None for a restored plan."""
+    """A plan with its devices. *occasion* is None for a restored plan. *is_measured* says that its
+    placement was measured just now.
+    """
 
     plan: ExecutionPlan
     devices: planning.CompileDevices
     isolated: IsolatedCompile | None
     occasion: compile_arguments.Occasion | None
+    is_measured: bool = False
 
 
 class Session:
@@ -85,6 +89,7 @@ class Session:
         self.allow = self.policy.allow_fallback and knobs.allow_fallback()
         self.kept = NOTHING_KEPT if kept is None else kept
         self._case, self._later = self.kept.case, 0
+        self._verdicts: dict[str, Verdict] = {}
         restored = self.kept.restored
         self._chosen: list[hal.Device] | None = None
         if restored is None:
@@ -179,7 +184,7 @@ class Session:
             made = self._planned(shapes, config, recorder)
         else:
             made = self._restored(restored, until)
-        plan, devices, isolated, occasion = made
+        plan, devices, isolated, occasion, is_measured = made
         left: list[str] = []
         if planning.may_be_long(plan, config):
             from penstock.runtime.apart import demanding, set_apart
@@ -221,7 +226,8 @@ class Session:
 
             why_not = keep(kept.case, occasion, plan, isolate, manager)
             outcome = replace(outcome, saved=not why_not, not_saved=why_not)
-        notes = (*self._notes(plan), *left, *self._not_named(plan))
+        tuning = self._notes_on_tuning(plan, config, is_measured=is_measured)
+        notes = (*tuning, *self._notes(plan), *left, *self._not_named(plan))
         receipt = replace(compilation.receipt, notes=notes, plan=outcome)
         compilation = replace(compilation, receipt=receipt)
         absence = None
@@ -250,12 +256,12 @@ class Session:
             directory = None
             if arguments.cache is not None and not arguments.cache.trust_token:
                 directory = arguments.cache.place
-            occasion = compile_arguments.Occasion(
-                self.model, model, shapes, self.chosen, devices, self.policy, config, directory
-            )
+            given = self.model, model, shapes, self.chosen, devices, self.policy, config
+            occasion = compile_arguments.Occasion(*given, directory, verdicts=self._verdicts)
             with isolated.answering(in_half=True) if isolated else nullcontext():
+                before = len(self._verdicts)
                 plan = self._placed(occasion)
-        return Planned(plan, devices, isolated, occasion)
+        return Planned(plan, devices, isolated, occasion, len(self._verdicts) > before)
 
     def _restored(self, restored: RestoredPlan, deadline_ns: int | None) -> Planned:
         """The restored plan. What the machine's memory allows may have changed."""
@@ -287,7 +293,7 @@ class Session:
 
         def plan(*more: hal.Device) -> ExecutionPlan:
             widened = replace(occasion, devices=[*self.chosen, *more])
-            measure = self.arguments.tune and self.files_lent
+            measure = self.arguments.tune and not self._why_not_measured(occasion.config)
             return planning.plan_model(widened, measure=measure, keep=True)
 
         try:
@@ -310,6 +316,16 @@ class Session:
             if self.policy.require:
                 full = planning.with_unusable(full, self.policy, manager, self.arguments.isolate)
             raise full from error.__cause__
+
+    def _why_not_measured(self, config: hal.PrepareConfig) -> str:
+        """Why no placement is measured for the shapes of a run; empty for the first compile too."""
+        if self.files_lent:
+            return ""
+        if config.deadline_ns is not None:
+            return "the run has a timeout"
+        if len(self._verdicts) > MOST_LATER:
+            return f"{counted(MOST_LATER, 'set')} of shapes have been measured"
+        return ""
 
     @property
     def _names_fallback(self) -> bool:
@@ -349,16 +365,10 @@ class Session:
         return []
 
     def _notes(self, plan: ExecutionPlan) -> list[str]:
-        """Notes on tuning that was not done, on unavailable drivers, and on devices."""
-        arguments, tuned, notes = self.arguments, plan.tuned, []
-        if tuned is not None:
-            if arguments.tune and tuned.outcome == "unmeasured":
-                notes.append(f"tune: nothing was measured: {tuned.reason}")
-        elif arguments.tune and not self.files_lent and len(self.chosen) > 1:
-            what = "these shapes, which came with a run: give shapes"
-            notes.append(f"tune: nothing was measured for {what}")
+        """Notes on unavailable drivers, and on devices."""
+        arguments = self.arguments
         absent = {} if arguments.devices is not None else manager.absent(arguments.isolate)
-        notes += [f"driver {name} is unavailable: {reason}" for name, reason in absent.items()]
+        notes = [f"driver {name} is unavailable: {reason}" for name, reason in absent.items()]
         refusals = (r for p in plan.operations[:1] for r in p.refusals.values())
         if any(r.code is RefusalCode.NO_ANSWER for r in refusals):
             from penstock.execution.availability import unanswered
@@ -369,6 +379,24 @@ class Session:
         notes += [f"{device}: {doubt}" for device, doubt in plan.doubts]
         notes += [f"device {d} runs in a process of its own: {why}" for d, why in plan.apart]
         return notes
+
+    def _notes_on_tuning(
+        self, plan: ExecutionPlan, config: hal.PrepareConfig, *, is_measured: bool
+    ) -> Iterator[str]:
+        """What was measured, or why nothing was, if the caller asked for it."""
+        tuned = plan.tuned
+        if not self.arguments.tune:
+            return
+        if tuned is None:
+            if (reason := self._why_not_measured(config)) and len(self.chosen) > 1:
+                yield f"tune: nothing was measured for these shapes: {reason}: give shapes"
+        elif tuned.outcome == "unmeasured":
+            yield f"tune: nothing was measured: {tuned.reason}"
+        elif tuned.shapes:
+            others = "other shapes are measured in their first run"
+            yield f"tune: measured with {tuned.shapes}; {others}"
+        elif is_measured and not self.files_lent:
+            yield f"tune: measured for these shapes: {tuned.winner}: {tuned.reason}"
 
     def _caching(self, shapes: Mapping[int, Sequence[int]], plan: ExecutionPlan) -> Caching | None:
         info = self.arguments.cache

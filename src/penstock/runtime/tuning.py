@@ -25,7 +25,7 @@ from penstock.execution.run import Run
 from penstock.execution.state import State
 from penstock.execution.variant import Variant
 from penstock.hal import ExecutionConfig, PrepareConfig, ProgressEvent
-from penstock.ir import DType, Model, NDArray, Operand
+from penstock.ir import DType, Model, NDArray, Operand, infer_shapes
 from penstock.ir.types import static_shape
 from penstock.partitioning.placement import candidates, place
 from penstock.partitioning.placements import PREDICTED, Measured, Tuned
@@ -99,12 +99,38 @@ def _runner(variant: Variant, inputs: Sequence[NDArray]) -> Callable[[], None]:
     return run
 
 
-def unmeasurable(model: Model) -> str:
-    """Why no plan of *model* can be measured; empty if one can."""
-    for operand in model.inputs:
+def measurable(occasion: Occasion) -> Occasion:
+    """*occasion* with input shapes that are known: an unknown batch is `GUESSED_BATCH`.
+
+    Raises `Unmeasurable` if other dimensions are unknown, and if the model cannot run with that
+    batch.
+    """
+    model = occasion.model
+    if all(static_shape(operand.shape) is not None for operand in model.inputs):
+        return occasion
+    shapes = occasion.measured_shapes
+    try:
+        assumed = infer_shapes(occasion.source, shapes)
+    except errors.ModelError as error:
+        raise Unmeasurable(f"the model does not run with {_in_words(occasion)}: {error}") from error
+    for operand in assumed.inputs:
         if static_shape(operand.shape) is None:
-            return f"the shape of input {operand.name!r} is not known: give shapes"
-    return ""
+            raise Unmeasurable(f"the shape of input {operand.name!r} is known only in a run")
+    return replace(occasion, model=assumed, shapes=shapes)
+
+
+def _in_words(occasion: Occasion) -> str:
+    """The shapes that are assumed for *occasion*, as text; empty if all are known."""
+    inputs, shapes = occasion.model.inputs, occasion.measured_shapes
+    return ", ".join(
+        f"{operand.name!r} {'x'.join(map(str, shapes[at]))}"
+        for at, operand in enumerate(inputs)
+        if at in shapes and operand.shape != shapes[at]
+    )
+
+
+class Unmeasurable(Exception):  # an answer
+    """Why no plan of a model can be measured."""
 
 
 log = logging.getLogger(__name__)
@@ -114,6 +140,8 @@ TOO_LATE: Final = (
     "longer one, or do not tune"
 )
 
+FIRST_RUN: Final = "the first run with other shapes measures, or give shapes"
+
 ONLY_PLACEMENT: Final = "there is no other placement"
 
 NO_COUNTER: Final = "this machine lets no energy counter be read, so nothing was measured"
@@ -121,19 +149,30 @@ NO_COUNTER: Final = "this machine lets no energy counter be read, so nothing was
 
 def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
     """The plan of the stored verdict on *occasion*; None if there is none that is allowed."""
-    if occasion.directory is None:
-        return None
-    verdict = Verdicts(occasion.directory).load(occasion.verdict_key)
+    key = occasion.verdict_key
+    verdict = (occasion.verdicts or {}).get(key)
+    if verdict is None and occasion.directory is not None:
+        verdict = Verdicts(occasion.directory).load(key)
     if verdict is None or verdict.accuracy != occasion.policy.accuracy:
         return None
     try:
         tuned = msgspec.json.decode(verdict.report, type=Tuned)
     except msgspec.DecodeError:
         return None
-    plan = placed(occasion, verdict.devices)
-    if tuple(placement.device for placement in plan.operations) != verdict.devices:
+    tuned = replace(tuned, stored=occasion.directory is not None)
+    return _with_verdict(occasion, verdict.devices, tuned)
+
+
+def _with_verdict(occasion: Occasion, devices: Sequence[str], tuned: Tuned) -> ExecutionPlan | None:
+    """The plan with the measured device of each operation; None if it is not allowed.
+
+    Devices may support less while the batch is unknown. Only runs with that batch, whose shapes are
+    known, are then placed as measured.
+    """
+    plan, words = placed(occasion, devices), _in_words(occasion)
+    if not words and [placement.device for placement in plan.operations] != [*devices]:
         return None
-    return with_reasons(replace(plan, tuned=replace(tuned, stored=True)), occasion.config)
+    return with_reasons(replace(plan, tuned=replace(tuned, shapes=words)), occasion.config)
 
 
 def tuned_plan(occasion: Occasion) -> ExecutionPlan:
@@ -155,8 +194,16 @@ def tuned_plan(occasion: Occasion) -> ExecutionPlan:
 def _tuned(occasion: Occasion) -> ExecutionPlan:
     low_power = occasion.config.preference == "low_power"
     plan = placed(occasion)
-    if reason := unmeasurable(occasion.model):
-        return _not_measured(plan, reason)
+    try:
+        known = measurable(occasion)
+    except Unmeasurable as error:
+        return _not_measured(plan, f"{error}: {FIRST_RUN}")
+    if known is not occasion:
+        best = _tuned(known)
+        if best.tuned is None or not best.tuned.candidates:
+            return replace(plan, tuned=best.tuned)
+        devices = [placement.device for placement in best.operations]
+        return _with_verdict(occasion, devices, best.tuned) or plan
     counter = (occasion.counter or measuring.EnergyCounter.find)() if low_power else None
     if low_power and counter is None:
         return _not_measured(plan, NO_COUNTER)
@@ -235,7 +282,7 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
 
     # A device that did not answer may be available next time.
     is_partial = any(lists_unavailable(placement.refusals) for placement in plan.operations[:1])
-    if occasion.directory is None or plan.tuned is None or is_partial:
+    if plan.tuned is None or is_partial:
         return
     verdict = Verdict(
         key=occasion.verdict_key,
@@ -246,6 +293,10 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
         penstock=sys.modules["penstock"].__version__,
         model=occasion.source.digest.hex(),
     )
+    if occasion.verdicts is not None:
+        occasion.verdicts[verdict.key] = verdict
+    if occasion.directory is None:
+        return
     try:
         Verdicts(occasion.directory).save(verdict)
     except errors.CacheError as error:

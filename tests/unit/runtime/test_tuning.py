@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 import penstock
 from penstock import hal
-from penstock.cache.verdicts import Verdicts
+from penstock.cache.verdicts import Verdict, Verdicts
 from penstock.errors import (
     Cancelled,
     GeneralFailure,
@@ -26,6 +26,7 @@ from penstock.errors import (
 )
 from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from penstock.partitioning import Policy
+from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.show import duration
 from penstock.runtime.compile_arguments import Occasion
 from penstock.runtime.explain import explain_model
@@ -297,7 +298,9 @@ def test_a_verdict_is_of_one_model_and_of_these_devices_in_these_versions(tmp_pa
     newer[0].version = "2"
     assert not known(devices=newer)
     shaped = occasion(model, devices, tmp_path)
-    assert stored_plan(replace(shaped, shapes={0: (2, 3)})) is None
+    assert stored_plan(replace(shaped, shapes={0: (2, 3)})) is not None  # as the model has it
+    other = infer_shapes(model, {0: (4, 3)})
+    assert stored_plan(replace(shaped, model=other, shapes={0: (4, 3)})) is None
 
 
 def test_a_verdict_that_the_devices_no_longer_allow_is_left(tmp_path: Path) -> None:
@@ -421,17 +424,75 @@ def test_the_reasons_after_a_verdict_are_what_was_measured(tmp_path: Path) -> No
     assert "cache clear" not in first.show()
 
 
-def test_model_of_unknown_shape_is_not_tuned(caplog: pytest.LogCaptureFixture) -> None:
+def relu(*shape: int | None) -> Model:
     net = ModelBuilder()
-    x = net.input(DType.FLOAT32, (None, 3), "x")
-    model = net.build(list(net.operation("RELU", [x], [(DType.FLOAT32, (None, 3))])))
-    with caplog.at_level(logging.WARNING, "penstock"):
-        plan = tuned_plan(occasion(model, liars()))
+    x = net.input(DType.FLOAT32, shape, "x")
+    return net.build(list(net.operation("RELU", [x], [(DType.FLOAT32, shape)])))
+
+
+def test_unknown_batch_is_measured_as_one_and_its_verdict_is_of_that_shape(tmp_path: Path) -> None:
+    plan = tuned_plan(occasion(relu(None, 3), liars(), tmp_path))
+    assert plan.model.inputs[0].shape == (None, 3)
+    assert [step.device for step in plan.steps] == ["b"]
     assert plan.tuned is not None
-    reason = "the shape of input 'x' is not known: give shapes"
+    assert (plan.tuned.winner, plan.tuned.shapes) == ("b", "'x' 1x3")
+    shown = " ".join(plan.show().split())
+    assert "measured with 'x' 1x3 on " in shown
+    assert "; runs with known shapes have plans of their own" in shown
+    again = stored_plan(occasion(relu(None, 3), liars(), tmp_path))
+    assert again is not None
+    assert again.tuned is not None
+    assert again.tuned.shapes == "'x' 1x3"
+
+    def of_shape(*shape: int) -> ExecutionPlan | None:
+        open_batch = occasion(relu(None, 3), liars(), tmp_path)
+        model = infer_shapes(open_batch.source, {0: shape})
+        return stored_plan(replace(open_batch, model=model, shapes={0: shape}))
+
+    assert of_shape(2, 3) is None
+    known = of_shape(1, 3)
+    assert known is not None
+    assert known.tuned is not None
+    assert (known.tuned.winner, known.tuned.shapes) == ("b", "")
+
+
+class StaticOnly(TimedDevice):
+    """Runs only what has known shapes."""
+
+    def supported_operations(self, model: Model) -> list[hal.Support]:
+        known = all(o.shape is not None and None not in o.shape for o in model.inputs)
+        given = super().supported_operations(model)
+        return given if known else [hal.Support(False, "unknown shape") for _ in given]
+
+
+def test_verdict_on_an_unknown_batch_holds_where_the_winner_runs_known_shapes_alone() -> None:
+    slow, _ = liars()
+    fast = StaticOnly("b", slow.clock, dict.fromkeys(KINDS, MS), other=(0.9, 0.9))
+    verdicts: dict[str, Verdict] = {}
+    open_batch = replace(occasion(relu(None, 3), [slow, fast]), verdicts=verdicts)
+    plan = tuned_plan(open_batch)
+    assert [step.device for step in plan.steps] == ["a"]
+    assert plan.tuned is not None
+    assert plan.tuned.winner == "b"
+    known = replace(open_batch, model=infer_shapes(relu(None, 3), {0: (1, 3)}), shapes={0: (1, 3)})
+    found = stored_plan(known)
+    assert found is not None
+    assert [step.device for step in found.steps] == ["b"]
+
+
+def test_model_of_unknown_shape_beyond_the_batch_is_not_tuned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "penstock"):
+        plan = tuned_plan(occasion(relu(2, None), liars()))
+    assert plan.tuned is not None
+    reason = (
+        "the shape of input 'x' is known only in a run: the first run with other shapes measures, "
+        "or give shapes"
+    )
     assert plan.tuned.reason == reason
     assert plan.tuned.candidates == ()
-    assert f"\nnot measured: {reason}\n" in plan.show()
+    assert f"not measured: {reason}" in " ".join(plan.show().split())
     (told,) = [r.getMessage() for r in caplog.records]
     assert told == f"tune: nothing was measured, the placement is the predicted one: {reason}"
     only = tuned_plan(occasion(chain(KINDS), liars()[:1]))
@@ -439,23 +500,53 @@ def test_model_of_unknown_shape_is_not_tuned(caplog: pytest.LogCaptureFixture) -
     assert only.tuned.reason == "there is no other placement"
 
 
-@pytest.mark.usefixtures("briefly")
-def test_the_receipt_says_that_nothing_was_measured() -> None:
+def test_batch_of_one_that_the_model_cannot_run_is_not_measured() -> None:
     net = ModelBuilder()
-    x = net.input(DType.FLOAT32, (None, 3), "x")
-    model = net.build(list(net.operation("RELU", [x], [(DType.FLOAT32, (None, 3))])))
+    x = net.input(DType.FLOAT32, (None, 4), "x")
+    y = net.input(DType.FLOAT32, (2, 4), "y")
+    model = net.build(list(net.operation("ADD", [x, y], [(DType.FLOAT32, (2, 4))])))
+    assert tuned_plan(occasion(model, liars())).tuned is not None
+    shape = net.constant(np.array([2, 4], np.int32), "shape")
+    (z,) = net.operation("RESHAPE", [x, shape], [(DType.FLOAT32, (2, 4))])
+    clock = Clock()
+    devices = [TimedDevice(name, clock, {"RESHAPE": MS}) for name in "ab"]
+    tuned = tuned_plan(occasion(net.build([z]), devices)).tuned
+    assert tuned is not None
+    assert tuned.reason.startswith("the model does not run with 'x' 1x4: ")
+    assert tuned.outcome == "unmeasured"
+
+
+@pytest.mark.usefixtures("briefly")
+def test_shapes_that_come_with_runs_are_measured_in_their_first_run() -> None:
     devices = [NumpyDevice("one"), NumpyDevice("two")]
-    with penstock.compile(model, devices, cache=None, tune=True) as compiled:
-        reason = "the shape of input 'x' is not known: give shapes"
-        assert compiled.receipt.notes == (f"tune: nothing was measured: {reason}",)
-        assert f"  note: tune: nothing was measured: {reason}" in compiled.receipt.show()
-        array = np.zeros((2, 3), np.float32)
-        (note,) = compiled(array).receipt.notes
-        assert note.startswith("tune: nothing was measured for these shapes")
-        assert compiled(array).receipt.notes == ()
-    with penstock.compile(model, devices, cache=None) as compiled:
-        assert compiled.receipt.notes == compiled(array).receipt.notes == ()
-    with penstock.compile(model, devices, cache=None, tune=True, shapes={"x": (2, 3)}) as compiled:
+
+    def prepared() -> int:
+        return sum(len(device.prepared) for device in devices)
+
+    with penstock.compile(relu(None, 3), devices, cache=None, tune=True) as compiled:
+        (note,) = compiled.receipt.notes
+        assert note == ("tune: measured with 'x' 1x3; other shapes are measured in their first run")
+        before = prepared()
+        one = np.zeros((1, 3), np.float32)
+        assert compiled(one).receipt.notes == ()
+        assert prepared() == before + 1  # measured at the compile
+        before = prepared()
+        two = np.zeros((2, 3), np.float32)
+        (note,) = compiled(two).receipt.notes
+        assert note.startswith("tune: measured for these shapes: ")
+        assert prepared() > before + 1
+        assert compiled(two).receipt.notes == ()
+        (note,) = compiled.run([np.zeros((3, 3), np.float32)], timeout=60).receipt.notes
+        assert note == (
+            "tune: nothing was measured for these shapes: the run has a timeout: give shapes"
+        )
+        told = [compiled(np.zeros((n, 3), np.float32)).receipt.notes[0] for n in range(4, 8)]
+        assert [note.startswith("tune: measured") for note in told] == [True, True, True, False]
+        assert told[-1].endswith("4 sets of shapes have been measured: give shapes")
+    with penstock.compile(relu(None, 3), devices, cache=None) as compiled:
+        assert compiled.receipt.notes == compiled(two).receipt.notes == ()
+    given = {"x": (2, 3)}
+    with penstock.compile(relu(None, 3), devices, cache=None, tune=True, shapes=given) as compiled:
         assert compiled.receipt.notes == ()
 
 
