@@ -24,6 +24,7 @@ MODULES = {
     "cache": "cache",
     "engines": "engines",
     "command": "command",
+    "first": "first",
     "footprint": "footprint",
     "threads": "threads",
     "placement": "placement",

@@ -74,8 +74,17 @@ def hashed(model: str) -> None:
     finish(digest=digest, shape=np.zeros(1).shape)
 
 
-def penstock_start(model: str, device: str, cache: str, accuracy: str = "faithful") -> None:
-    """Penstock, from its import to the first output. An empty *device* is every usable one."""
+def penstock_start(
+    model: str,
+    device: str,
+    cache: str,
+    accuracy: str = "faithful",
+    threads: str = "",
+    shape: str = "",
+) -> None:
+    """Penstock, from its import to the first output. *device* is names with commas between them;
+    empty for every usable one. *shape* is that of the first input, likewise.
+    """
     import numpy as np
 
     import penstock
@@ -83,10 +92,12 @@ def penstock_start(model: str, device: str, cache: str, accuracy: str = "faithfu
     before = time.process_time()
     compiled = penstock.compile(
         model,
-        devices=[device] if device else None,
+        devices=device.split(",") if device else None,
         cache=cache or False,
         # Given on the command line.
         policy=penstock.Policy(accuracy=accuracy),  # type: ignore[arg-type]
+        num_threads=int(threads) if threads else None,
+        shapes={0: tuple(map(int, shape.split(",")))} if shape else None,
     )
     compiling = time.process_time() - before
     (x,) = compiled.inputs
@@ -96,6 +107,7 @@ def penstock_start(model: str, device: str, cache: str, accuracy: str = "faithfu
         compile_ms=compiling * 1000,
         execution_ms=(step.driver_ns or 0) / 1e6,
         compiles=receipt.compiles,
+        devices=sorted({s.device for s in receipt.steps}),
         cache=[str(s.cache) for s in receipt.steps],
         plan=str(receipt.plan),
     )
@@ -158,6 +170,14 @@ def penstock_modules(model: str, device: str, cache: str) -> None:
     )
 
 
+def interpreter_start(model: str, device: str, cache: str) -> None:
+    """Penstock's interpreter, as `penstock_start`."""
+    from penstock.tflite import Interpreter
+
+    chosen = device.split(",") if device else None
+    _interpreted(lambda: Interpreter(model, num_threads=1, devices=chosen, cache=cache))
+
+
 def openvino_start(model: str, cache: str) -> None:
     """OpenVINO's start, with its `CACHE_DIR` at *cache* ("": no cache)."""
     import numpy as np
@@ -174,16 +194,23 @@ def openvino_start(model: str, cache: str) -> None:
 
 
 def litert_start(model: str) -> None:
-    """LiteRT's start: import, load, first run."""
-    import numpy as np
+    """LiteRT's interpreter, from its import to the first output."""
     from ai_edge_litert.interpreter import Interpreter
 
+    _interpreted(lambda: Interpreter(model, num_threads=1))
+
+
+def _interpreted(make: Callable[[], Any]) -> None:
+    """The first outputs of the interpreter that *make* returns."""
+    import numpy as np
+
     before = time.process_time()
-    interpreter = Interpreter(model, num_threads=1)
+    interpreter = make()
     interpreter.allocate_tensors()
     compiling = time.process_time() - before
-    x, y = interpreter.get_input_details()[0], interpreter.get_output_details()[0]
-    interpreter.set_tensor(x["index"], np.zeros(x["shape"], x["dtype"]))
+    for x in interpreter.get_input_details():
+        interpreter.set_tensor(x["index"], np.zeros(x["shape"], x["dtype"]))
     interpreter.invoke()
-    interpreter.get_tensor(y["index"])
+    for y in interpreter.get_output_details():
+        interpreter.get_tensor(y["index"])
     finish(compile_ms=compiling * 1000)
