@@ -33,7 +33,7 @@ from benchmarks.competitors import (
 )
 from benchmarks.exact_race import DEVICES, EXACT, LEAST_ROUNDS as EXACT_ROUNDS, layers_of
 from benchmarks.gates import Alone, Verdict, alone_by, judge_operations, judge_outputs
-from benchmarks.measuring import other_shapes
+from benchmarks.measuring import other_shapes, seconds
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
@@ -212,38 +212,42 @@ def race(
     least: int = LEAST_ROUNDS,
     *,
     longest_s: float = RACE_S,
-    behind: float = math.inf,
+    behind: Mapping[str, float] | None = None,
 ) -> dict[str, list[float]]:
     """The median run of each subject's turn in each round, of which there are at least *least*.
 
     Every round begins with another subject, and every second round runs in reverse order. Each turn
     begins when the threads of the previous subject have stopped spinning. More rounds than *least*
-    end before *longest_s*. A subject that takes more than *behind* times the quickest one's time is
-    dropped after the first round, and before it if a run is long: it has one time.
+    end before *longest_s*. A subject of *behind* that takes more than so many times the quickest
+    one's time is dropped after the first round, and before it if a run is long: it has one time.
     """
     from penstock.runtime.measuring import Rest
 
     rest = Rest()
     names = list(subjects)
-    once = {}
+    quickest, once = {}, {}
     for name, run in subjects.items():
         rest()
-        run()
-        began = time.perf_counter()
-        run()
-        once[name] = max(time.perf_counter() - began, 1e-7)
+        first = seconds(run)
+        once[name] = max(seconds(run), 1e-7)
+        quickest[name] = min(first, once[name])
     times: dict[str, list[float]] = {name: [] for name in names}
-    far = min(once.values()) * behind
-    for name in [name for name in names if once[name] > max(far, LONG_S)]:
-        times[name].append(once[name])
+
+    def far() -> list[str]:
+        best = min(quickest[name] for name in names)
+        return [n for n in names if quickest[n] > (behind or {}).get(n, math.inf) * best]
+
+    for name in [name for name in far() if quickest[name] > LONG_S]:
+        times[name].append(quickest[name])
         names.remove(name)
     counts = {name: max(1, min(1000, round(TURN_S / once[name]))) for name in names}
     took = sum(once[name] * (1 + counts[name]) for name in names)
     rounds = min(rounds, max(least, int(longest_s / took)))
     for turn in range(rounds):
         if turn == 1:
-            far = min(times[name][0] for name in names) * behind
-            names = [name for name in names if times[name][0] <= far]
+            quickest = {name: min(quickest[name], times[name][0]) for name in names}
+            left = far()
+            names = [name for name in names if name not in left]
         order = [names[(turn + position) % len(names)] for position in range(len(names))]
         for name in order if turn % 2 == 0 else reversed(order):
             rest()

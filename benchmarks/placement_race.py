@@ -37,7 +37,7 @@ LONGEST_S: Final = 6.0
 LEAST_ROUNDS: Final = 3
 
 BEHIND: Final = 4.0
-"""A subject that takes this many times the quickest one's time is timed once."""
+"""An engine alone that takes this many times the quickest one's time is timed once."""
 
 
 def main(model: str, threads: str, accuracy: str, rounds: str, tuned: str = "") -> None:
@@ -53,7 +53,8 @@ def main(model: str, threads: str, accuracy: str, rounds: str, tuned: str = "") 
         if tuned:
             field.enter(TUNED, partial(make, tune=True))
         calls = {name: partial(net.run, inputs) for name, net in field.racing.items()}
-        times = race(calls, int(rounds), LEAST_ROUNDS, longest_s=LONGEST_S, behind=BEHIND)
+        behind = dict.fromkeys(ENGINES, BEHIND)
+        times = race(calls, int(rounds), LEAST_ROUNDS, longest_s=LONGEST_S, behind=behind)
     # The clock does not resolve nanoseconds.
     times = {name: [round(took, 9) for took in each] for name, each in times.items()}
     found = {"times": times, "plans": field.plans, "same": field.same, "refused": field.refused}

@@ -42,16 +42,11 @@ def rival(race: Race) -> str | None:
 
 
 def ratio(race: Race, ours: str) -> float:
-    """The median over the rounds of a plan's time over that of the best engine alone.
-
-    A plan that was dropped after a round has one time; then it is the ratio of the medians.
-    """
+    """The median over the rounds of a plan's time over that of the best engine alone."""
     best = rival(race)
     if best is None or subject(race, best) == subject(race, ours):
         return 1.0
     mine, theirs = (race["times"][subject(race, name)] for name in (ours, best))
-    if len(mine) != len(theirs):
-        return took(race, ours) / took(race, best)
     found: float = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 from penstock.cli import files, options
@@ -50,6 +50,7 @@ def plan(
     """
     from penstock.cli import opening
     from penstock.execution.interface import interface_of
+    from penstock.runtime.compile_arguments import shapes_by_position
 
     if dot == svg == "-":
         raise UsageError("--dot and --svg cannot both go to stdout; name a file for one")
@@ -76,9 +77,11 @@ def plan(
     try:
         compiled, _ = opening.compile_model(loaded, choices, policy, {**likely, **given}, likely)
     except PlacementError as error:
-        report_refusals(output, *refusals(entered, device, policy), error)
+        interface = interface_of(entered, signature)
+        shapes = shapes_by_position(interface, {**likely, **given})
+        report_refusals(output, *refusals(entered, device, policy, shapes), error)
     with compiled:
-        made = compiled.plan
+        made, notes = compiled.plan, compiled.receipt.notes
     if dot_file is not None:
         files.write_text(dot_file, made.to_dot())
     if svg_file is not None:
@@ -88,6 +91,7 @@ def plan(
         return
     for line in made.show().splitlines():
         output.line(line)
+    output.notes(notes)
     explained = explained_steps(made)
     for step in explained:
         output.line(f"how {step['device']} computes step {step['step']}:")
@@ -95,7 +99,7 @@ def plan(
             output.line(line)
     if likely:
         output.line(f"planned for {in_words(likely)}; --shape gives another shape", "dim")
-    output.json({"plan": json.loads(made.to_json()), "how": explained})
+    output.json({"plan": json.loads(made.to_json()), "how": explained, "notes": notes})
 
 
 def explained_steps(plan: ExecutionPlan) -> list[dict[str, Any]]:
@@ -138,9 +142,14 @@ def how_lines(operations: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def refusals(
-    model: Model, devices: Sequence[str] | None, policy: Policy | None
+    model: Model,
+    devices: Sequence[str] | None,
+    policy: Policy | None,
+    shapes: Mapping[int, Sequence[int]],
 ) -> tuple[list[dict[str, Any]], str]:
     """For each operation, as in `--json`: the *devices* that support it, and the others' reasons.
+
+    *shapes* are those of inputs, by position.
 
     Also returns a remedy, "" if none is known.
     """
@@ -153,7 +162,7 @@ def refusals(
 
     policy = policy or Policy()
     chosen = trusted(manager.choose(devices or None), policy)
-    table = collect_support(infer_shapes(model, {}), chosen, policy)
+    table = collect_support(infer_shapes(model, shapes), chosen, policy)
     operations = table.model.operations
     answers = [
         {

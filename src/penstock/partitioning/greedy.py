@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from penstock.errors import Place, PlacementError, Refusal, RefusalCode, counted
-from penstock.hal import ACCURACY_RANK, AccuracyClass, Capabilities, Preference
+from penstock.hal import Capabilities, Preference
 from penstock.interrupts import checkpoint, polled
 from penstock.ir import Model
 from penstock.ir.types import static_shape
 from penstock.ir.validate import subgraph_references
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import declared_cost
+from penstock.partitioning.remedies import asking_for, laxest, strictest
 from penstock.partitioning.support import HANDLES, Arrangement, Partition, SupportTable
 from penstock.partitioning.work import callees_first
 
@@ -193,21 +194,12 @@ def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
     """Advice to ask for a laxer accuracy class, if only the class rejects *homeless*; else ""."""
     if not homeless:
         return ""
-    found: list[tuple[int, AccuracyClass]] = []
-    for operation in homeless:
-        answers = (c.answers[operation] for c in table.candidates)
-        ranks = [
-            (ACCURACY_RANK[a.accuracy], a.accuracy)
-            for a in answers
-            if a.refusal and a.refusal.code is RefusalCode.ACCURACY and a.accuracy in ACCURACY_RANK
-        ]
-        if not ranks:
-            return ""
-        found.append(max(ranks))
-    accuracy = min(found)[1]
+    classes = [strictest(c.answers[index].refusal for c in table.candidates) for index in homeless]
+    if not all(classes):
+        return ""
     exact = any(c.name == "reference" for c in table.candidates)
     also = "" if exact else ", and the device 'reference' (-d reference) is exact"
-    return f"; accuracy={accuracy!r} (--accuracy {accuracy}) permits what is refused for that{also}"
+    return f"; {asking_for(laxest(classes))} permits what is refused for that{also}"
 
 
 def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> list[int]:

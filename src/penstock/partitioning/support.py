@@ -345,7 +345,8 @@ def _judge(
         reason = (
             f"its accuracy there is {answer.accuracy}{off}; the policy asks for {policy.accuracy}"
         )
-        return refused(Refusal(RefusalCode.ACCURACY, reason), answer.accuracy)
+        refusal = Refusal(RefusalCode.ACCURACY, reason, admits=answer.accuracy)
+        return refused(refusal, answer.accuracy)
     outputs = (model.operands[i] for i in model.operations[index].outputs)
     is_unknown = any(not is_static(o.shape) or o.dtype is DType.STRING for o in outputs)
     if is_unknown and not capabilities.dynamic_outputs:

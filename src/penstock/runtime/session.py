@@ -376,6 +376,11 @@ class Session:
             for name, reason in unanswered(plan).items():
                 notes.append(f"device {name} runs nothing: {reason}")
                 log.warning("%s", notes[-1])
+        is_named = arguments.devices is not None or knobs.devices()
+        if is_named and any(why.admits for p in plan.operations for why in p.refusals.values()):
+            from penstock.partitioning.remedies import refused_for_accuracy
+
+            notes += refused_for_accuracy(plan, plan.devices)
         notes += [f"{device}: {doubt}" for device, doubt in plan.doubts]
         notes += [f"device {d} runs in a process of its own: {why}" for d, why in plan.apart]
         return notes

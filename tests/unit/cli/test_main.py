@@ -792,5 +792,5 @@ def test_measuring_placements_excludes_the_rule_without_cost(run: Run, model: Pa
 def test_a_class_that_no_device_meets_is_each_one_s_reason(run: Run, model: Path) -> None:
     result = run("plan", model, "-d", "lab", "--accuracy", "exact")
     assert "the policy asks for exact" in result.stdout
-    assert "; accuracy='faithful' (--accuracy faithful) permits" in result.stderr
+    assert '; Policy(accuracy="faithful") (--accuracy faithful) permits' in result.stderr
     assert "and the device 'reference' (-d reference) is exact" in result.stderr

@@ -171,12 +171,12 @@ def test_accuracy_class(offered: Any, asked: Any, supported: bool) -> None:
 @pytest.mark.parametrize(
     ("offered", "names", "remedy"),
     [
-        (["relaxed"], ["a"], ("; accuracy='relaxed' (--accuracy relaxed) permits what is refused "
-            "for that, and the")),
-        (["relaxed", "stepwise"], ["a", "b"], ("; accuracy='stepwise' (--accuracy stepwise) "
-            "permits")),
-        (["relaxed"], ["reference"], ("; accuracy='relaxed' (--accuracy relaxed) permits what is "
-            "refused for that\n")),
+        (["relaxed"], ["a"], ('; Policy(accuracy="relaxed") (--accuracy relaxed) permits what is '
+            "refused for that, and the")),
+        (["relaxed", "stepwise"], ["a", "b"], ('; Policy(accuracy="stepwise") (--accuracy '
+            "stepwise) permits")),
+        (["relaxed"], ["reference"], ('; Policy(accuracy="relaxed") (--accuracy relaxed) permits '
+            "what is refused for that\n")),
     ],
 )  # fmt: skip
 def test_an_error_names_the_class_that_would_do(
@@ -186,6 +186,7 @@ def test_an_error_names_the_class_that_would_do(
     with pytest.raises(PlacementError) as found:
         place(chain(["ADD"]), devices, Policy())
     assert remedy in str(found.value)
+    assert [why.admits for why in found.value.refusals.values()] == offered
 
 
 def test_an_error_about_more_than_accuracy_names_no_class() -> None:
