@@ -1,4 +1,7 @@
-"""Models as values that msgspec encodes, without the bytes of their constant pools.
+"""Models as rows of plain values that msgspec encodes, without the bytes of their constant pools.
+
+A row is a list or a tuple. Rows are decoded without types: to find the types of all fields takes
+longer than to decode a network.
 
 Only for encodings that are authenticated before they are decoded: a restored model is not validated
 again.
@@ -9,103 +12,231 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final, TypeAlias
 
-from msgspec import Struct
-from msgspec.structs import force_setattr, replace
+from msgspec import msgpack
+from msgspec.structs import astuple
 
 from penstock.ir.model import Model, restored
-from penstock.ir.operation import Attributes, AttributeValue
-from penstock.ir.subgraph import ConstantPool, Metadata, Signature, Subgraph, Variable
-from penstock.ir.types import Quantization
+from penstock.ir.operand import DataLocation, ExtensionType, Lifetime, Operand, Origin
+from penstock.ir.operation import Attributes, AttributeValue, Operation, restored_attributes
+from penstock.ir.subgraph import (
+    ConstantPool,
+    Metadata,
+    Signature,
+    StatePort,
+    Subgraph,
+    TensorMetadata,
+    Variable,
+)
+from penstock.ir.types import DType, Quantization, restored_quantization
+
+Row: TypeAlias = Sequence[Any]
+
+_TYPES: Final = {kind.value: kind for kind in DType}
+_LIFETIMES: Final = {lifetime.value: lifetime for lifetime in Lifetime}
 
 
-class Channels(Struct, frozen=True, array_like=True):
-    """The `Quantization` of an operand with one scale for each channel, as packed numbers.
-
-    *scales* are of the type *code* of the module `array`, *zero_points* 32-bit integers, in the
-    order of bytes of this machine. No bytes of *zero_points* are all zeros.
+class Parts:
+    """The rows of the operands and operations of several models, each kept once: the model of a
+    plan, and those of its steps, have most in common.
     """
 
-    subgraph: int
-    operand: int
-    dimension: int
-    code: Literal["f", "d"]
-    scales: bytes
-    zero_points: bytes
+    def __init__(self) -> None:
+        self.operands: list[Row] = []
+        self.operations: list[Row] = []
+        self._known: dict[tuple[bool, bytes], int] = {}
+
+    def operand(self, operand: Operand) -> int:
+        """The number of the row of *operand*."""
+        return self._number(_operand_row(operand), self.operands)
+
+    def operation(self, operation: Operation) -> int:
+        """The number of the row of *operation*."""
+        return self._number(_operation_row(operation), self.operations)
+
+    def _number(self, row: Row, rows: list[Row]) -> int:
+        key = rows is self.operands, msgpack.encode(row)
+        if key not in self._known:
+            self._known[key] = len(rows)
+            rows.append(row)
+        return self._known[key]
 
 
-class ModelForm(Struct, frozen=True, array_like=True):
-    """A `Model` whose *pools* are numbers, with its digests *structure* and *constants*.
+class RestoredParts:
+    """The operands and operations that `Parts` has the rows of."""
 
-    The operands in *channels* have their quantisation there: a network has tens of thousands of
-    scales. A digest is empty if it was not known.
+    def __init__(self, operands: Row, operations: Row) -> None:
+        self.operand = [*map(_operand, operands)].__getitem__
+        self.operation = [*map(_operation, operations)].__getitem__
+
+
+def row_of(model: Model, number: Callable[[ConstantPool], int], parts: Parts) -> Row:
+    """The row of *model*, whose operands and operations are in *parts*. *number* gives the number
+    of each of its pools.
+
+    It contains the model's digests; one is empty if it was not known.
     """
-
-    subgraphs: tuple[Subgraph, ...]
-    channels: tuple[Channels, ...]
-    pools: tuple[int, ...]
-    variables: tuple[Variable, ...]
-    signatures: dict[str, Signature]
-    metadata: Metadata
-    main: int
-    structure: bytes
-    constants: bytes
-
-
-def form_of(model: Model, number: Callable[[ConstantPool], int]) -> ModelForm:
-    """The form of *model*; *number* gives the number of each of its pools."""
-    channels: list[Channels] = []
-    subgraphs = tuple(_packed(s, at, channels) for at, s in enumerate(model.subgraphs))
-    return ModelForm(
-        subgraphs,
-        tuple(channels),
+    metadata = astuple(model.metadata)
+    *texts, inputs, outputs, entries, files = metadata
+    return (
+        tuple(_subgraph_row(subgraph, parts) for subgraph in model.subgraphs),
         tuple(map(number, model.pools)),
-        model.variables,
-        dict(model.signatures),
-        model.metadata,
+        tuple(map(_variable_row, model.variables)),
+        {name: astuple(signature) for name, signature in model.signatures.items()},
+        (*texts, *(tuple(map(astuple, s)) for s in (inputs, outputs)), dict(entries), dict(files)),
         model.main,
         *model.known_digests,
     )
 
 
-def model_of(form: ModelForm, pools: Sequence[ConstantPool]) -> Model:
-    """The model of *form*. It is not checked: *form* must be of a valid model with *pools*."""
-    for each in form.channels:
-        operand = form.subgraphs[each.subgraph].operands[each.operand]
-        force_setattr(operand, "quantization", _quantization(each))
+def model_of(row: Row, pools: Sequence[ConstantPool], parts: RestoredParts) -> Model:
+    """The model of *row*, with operands and operations of *parts*. It is not checked: *row* must be
+    of a valid model with *pools*.
+    """
+    subgraphs, numbers, variables, signatures, metadata, main, *digests = row
+    *texts, inputs, outputs, entries, files = metadata
+    given, computed = (
+        tuple(TensorMetadata(*map(fixed, one)) for one in tensors) for tensors in (inputs, outputs)
+    )
+    described: Row = (*texts, given, computed, entries, files)
+    structure, constants = digests
     return restored(
-        form.subgraphs,
-        tuple(pools[number] for number in form.pools),
-        form.variables,
-        form.signatures,
-        form.metadata,
-        form.main,
-        (form.structure, form.constants),
+        tuple(_subgraph(one, parts) for one in subgraphs),
+        tuple(pools[number] for number in numbers),
+        tuple(map(_variable, variables)),
+        {name: Signature(*map(fixed, one)) for name, one in signatures.items()},
+        Metadata(*described),
+        main,
+        (structure, constants),
     )
 
 
-def _packed(subgraph: Subgraph, at: int, channels: list[Channels]) -> Subgraph:
-    """*subgraph* without the quantisation by channels, which is appended to *channels*."""
-    operands = list(subgraph.operands)
-    for index, operand in enumerate(operands):
-        quantization = operand.quantization
-        if quantization is None or quantization.dimension is None:
-            continue
-        scales, points = quantization.scales, quantization.zero_points
-        singles = array("f", scales)
-        code: Literal["f", "d"] = "f" if singles.tolist() == list(scales) else "d"
-        packed = (singles if code == "f" else array("d", scales)).tobytes()
-        integers = array("i", points).tobytes() if any(points) else b""
-        channels.append(Channels(at, index, quantization.dimension, code, packed, integers))
-        operands[index] = replace(operand, quantization=None)
-    return replace(subgraph, operands=tuple(operands))
+def fixed(value: Any) -> Any:
+    """*value* with tuples for its lists: fields of models have no lists."""
+    return tuple(map(fixed, value)) if type(value) is list else value
 
 
-def _quantization(channels: Channels) -> Quantization:
-    scales = array(channels.code, channels.scales).tolist()
-    points = array("i", channels.zero_points).tolist() or [0] * len(scales)
-    return Quantization(tuple(scales), tuple(points), channels.dimension)
+def _subgraph_row(subgraph: Subgraph, parts: Parts) -> Row:
+    operands, operations, inputs, outputs, states, name = astuple(subgraph)
+    return (
+        tuple(map(parts.operand, operands)),
+        tuple(map(parts.operation, operations)),
+        inputs,
+        outputs,
+        tuple(map(astuple, states)),
+        name,
+    )
+
+
+def _subgraph(row: Row, parts: RestoredParts) -> Subgraph:
+    operands, operations, inputs, outputs, states, name = row
+    return Subgraph(
+        tuple(map(parts.operand, operands)),
+        tuple(map(parts.operation, operations)),
+        tuple(inputs),
+        tuple(outputs),
+        tuple(StatePort(*one) for one in states),
+        name,
+    )
+
+
+def _operand_row(operand: Operand) -> Row:
+    dtype, shape, lifetime, name, quantization, value, location, origin, *rest = astuple(operand)
+    declared, extension = rest
+    return (
+        dtype.value,
+        shape,
+        lifetime.value,
+        name,
+        _quantization_row(quantization),
+        value,
+        _optional(location),
+        _optional(origin),
+        declared,
+        _optional(extension),
+    )
+
+
+def _operand(row: Row) -> Operand:
+    dtype, shape, lifetime, name, quantization, value, location, origin, *rest = row
+    declared, extension = rest
+    return Operand(
+        _TYPES[dtype],
+        None if shape is None else tuple(shape),
+        _LIFETIMES[lifetime],
+        name,
+        None if quantization is None else _quantization(quantization),
+        value,
+        None if location is None else DataLocation(*location),
+        None if origin is None else Origin(*origin),
+        declared,
+        None if extension is None else ExtensionType(*extension),
+    )
+
+
+def _operation_row(operation: Operation) -> Row:
+    kind, inputs, outputs, attributes, origin = astuple(operation)
+    return kind, inputs, outputs, dict(attributes), _optional(origin)
+
+
+def _operation(row: Row) -> Operation:
+    kind, inputs, outputs, attributes, origin = row
+    return Operation(
+        kind,
+        tuple(inputs),
+        tuple(outputs),
+        restored_attributes({name: fixed(value) for name, value in attributes.items()}),
+        None if origin is None else Origin(*origin),
+    )
+
+
+def _variable_row(variable: Variable) -> Row:
+    name, dtype, shape, quantization, value, location, assigned = astuple(variable)
+    packed = _quantization_row(quantization)
+    return name, dtype.value, shape, packed, value, _optional(location), assigned
+
+
+def _variable(row: Row) -> Variable:
+    name, dtype, shape, quantization, value, location, assigned = row
+    return Variable(
+        name,
+        _TYPES[dtype],
+        None if shape is None else tuple(shape),
+        None if quantization is None else _quantization(quantization),
+        value,
+        None if location is None else DataLocation(*location),
+        assigned,
+    )
+
+
+def _optional(value: Any) -> Row | None:
+    return None if value is None else astuple(value)
+
+
+def _quantization_row(quantization: Quantization | None) -> Row | None:
+    """Packed numbers, because a network has tens of thousands of scales: their type of the module
+    `array`, in the order of bytes of this machine. No bytes of zero points are all zeros.
+    """
+    if quantization is None:
+        return None
+    scales, points, dimension = astuple(quantization)
+    if len(scales) == 1:
+        return scales[0], points[0], dimension
+    singles = array("f", scales)
+    code = "f" if singles.tolist() == list(scales) else "d"
+    packed = singles if code == "f" else array("d", scales)
+    return code, packed.tobytes(), array("i", points).tobytes() if any(points) else b"", dimension
+
+
+def _quantization(row: Row) -> Quantization:
+    if len(row) == 3:
+        scale, point, dimension = row
+        return restored_quantization((scale,), (point,), dimension)
+    code, packed, integers, dimension = row
+    scales = tuple(array(code, packed))
+    points = tuple(array("i", integers)) or (0,) * len(scales)
+    return restored_quantization(scales, points, dimension)
 
 
 def encode_hook(value: object) -> object:
@@ -116,13 +247,6 @@ def encode_hook(value: object) -> object:
     if isinstance(value, Attributes | MappingProxyType):
         return dict(value)
     raise TypeError(f"a {type(value).__name__} cannot be encoded")
-
-
-def decode_hook(kind: Any, value: object) -> object:
-    """Decodes `Attributes`. Raises `TypeError` for other types, and for invalid attributes."""
-    if kind is Attributes:
-        return attributes_of(value)
-    raise TypeError(f"a {kind} cannot be decoded")
 
 
 def attributes_of(value: object) -> Attributes:

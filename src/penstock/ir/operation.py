@@ -87,6 +87,13 @@ class Attributes(Mapping[str, AttributeValue]):
         return value  # type: ignore[return-value]  # narrowed element by element above
 
 
+def restored_attributes(items: dict[str, AttributeValue]) -> Attributes:
+    """The attributes that had these *items*, in their order. Nothing is checked."""
+    attributes = Attributes.__new__(Attributes)
+    attributes._items = items  # noqa: SLF001  # as the constructor would
+    return attributes
+
+
 def _wrong(items: Mapping[str, AttributeValue], name: str, expected: str) -> InvalidAttribute:
     if name in items:
         return InvalidAttribute(f"attribute {name!r} must be {expected}, not {items[name]!r}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from penstock.arguments import check_kind
 from penstock.errors import InputError, InvalidQuantization, ShapeOverflow
@@ -261,3 +263,18 @@ class Quantization(Struct, frozen=True):
     @property
     def per_channel(self) -> bool:
         return self.dimension is not None
+
+
+def restored_quantization(
+    scales: tuple[float, ...], zero_points: tuple[int, ...], dimension: int | None
+) -> Quantization:
+    """The quantisation that had these values. Nothing is checked."""
+    # A copy of a struct is made without a call of its `__post_init__`.
+    made = copy(_PER_TENSOR)
+    force_setattr(made, "scales", scales)
+    force_setattr(made, "zero_points", zero_points)
+    force_setattr(made, "dimension", dimension)
+    return made
+
+
+_PER_TENSOR: Final = Quantization((1.0,), (0,))

@@ -12,93 +12,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import astuple
 
+from penstock.errors import ErrorStatus, Refusal, RefusalCode
 from penstock.ir import ConstantPool, Model
-from penstock.ir.encoding import ModelForm, decode_hook, encode_hook, form_of, model_of
+from penstock.ir.encoding import Parts, RestoredParts, Row, fixed, model_of, row_of
 from penstock.memory.layout import ArenaLayout
-from penstock.partitioning.placements import Alternative, Placement, Tuned, Worst
+from penstock.partitioning.placements import Alternative, Measured, Placement, Tuned, Worst
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 
 MOST_KEPT: Final = 1 << 12
 """Most bytes of a pool of constants that is kept, instead of decoded again from the file."""
 
 
-class PoolForm(Struct, frozen=True, array_like=True):
-    """A pool that is not the file: its *content*, or its *number* among those of the model that the
-    file decodes to, and its *kind* of memory.
-    """
-
-    content: bytes | None
-    number: int
-    kind: str
-
-
-class ControlForm(Struct, frozen=True, array_like=True):
-    """A `Control`."""
-
-    kind: Literal["IF", "WHILE"]
-    branches: tuple[PlanForm, ...]
-
-
-class StepForm(Struct, frozen=True, array_like=True):
-    """An `ExecutionStep`, field by field, with the number of its model."""
-
-    index: int
-    device: str
-    operations: tuple[int, ...]
-    model: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    fallbacks: tuple[str, ...]
-    options: tuple[tuple[str, str], ...]
-    predicted_ns: int | None
-    control: ControlForm | None
-    no_fallback: str
-    worst: Worst | None
-
-
-class PlanForm(Struct, frozen=True, array_like=True):
-    """An `ExecutionPlan`, field by field, with the number of its model."""
-
-    model: int
-    devices: tuple[str, ...]
-    steps: tuple[StepForm, ...]
-    operations: tuple[Placement, ...]
-    temporaries: ArenaLayout
-    predicted_ns: int | None
-    predicted_energy: int | None
-    alternatives: tuple[Alternative, ...]
-    tuned: Tuned | None
-    accuracy: Literal["exact", "faithful", "stepwise", "relaxed"]
-    doubts: tuple[tuple[str, str], ...]
-    apart: tuple[tuple[str, str], ...]
-
-
-class Encoded(Struct, frozen=True, array_like=True):
-    """A plan, the number of the model that was partitioned before shapes were put into it, all
-    models, and the pools: pool 0 is the file, then these.
-    """
-
-    plan: PlanForm
-    source: int
-    models: tuple[ModelForm, ...]
-    pools: tuple[PoolForm, ...]
-
-
 class _Writer:
-    """Numbers the models and pools of a plan; *file* is pool 0. *source* is all of its content."""
+    """Numbers the models and pools of a plan, and the refusals of operations; *file* is pool 0.
+    *source* is all of its content.
+    """
 
     def __init__(self, file: ConstantPool, source: Model) -> None:
         self._pools: dict[int, int] = {id(file): 0}
         self._decoded = {id(pool): number for number, pool in enumerate(source.pools)}
         self._models: dict[int, int] = {}
-        self.pools: list[PoolForm] = []
-        self.models: list[ModelForm] = []
+        self._refusals: dict[tuple[tuple[str, Refusal], ...], int] = {}
+        self.pools: list[Row] = []
+        """Of each pool but the file: its content, or its number among those of the model that the
+        file decodes to, and its kind of memory.
+        """
+        self.models: list[Row] = []
+        self.parts = Parts()
+
+    @property
+    def refusals(self) -> Row:
+        return [
+            {name: (why.code.value, why.detail, _number(why.status)) for name, why in of}
+            for of in self._refusals
+        ]
 
     def pool(self, pool: ConstantPool) -> int:
         key = id(pool)
@@ -107,57 +59,146 @@ class _Writer:
             if number < 0 and not is_small:
                 raise ValueError("it has constants that its file has not")
             content = bytes(pool.view) if is_small else None
-            self.pools.append(PoolForm(content, number, pool.kind))
+            self.pools.append((content, number, pool.kind))
             self._pools[key] = len(self.pools)
         return self._pools[key]
 
     def model(self, model: Model) -> int:
         if id(model) not in self._models:
-            self.models.append(form_of(model, self.pool))
+            self.models.append(row_of(model, self.pool, self.parts))
             self._models[id(model)] = len(self.models) - 1
         return self._models[id(model)]
 
-    def plan(self, plan: ExecutionPlan) -> PlanForm:
-        model, devices, steps, *rest = astuple(plan)
-        return PlanForm(self.model(model), devices, tuple(map(self.step, steps)), *rest)
+    def plan(self, plan: ExecutionPlan) -> Row:
+        model, devices, steps, operations, temporaries, *rest = astuple(plan)
+        nanoseconds, energy, alternatives, tuned, accuracy, doubts, apart = rest
+        offsets, *sizes = astuple(temporaries)
+        return (
+            self.model(model),
+            devices,
+            tuple(map(self.step, steps)),
+            tuple(map(self.placement, operations)),
+            (dict(offsets), *sizes),
+            nanoseconds,
+            energy,
+            tuple(map(astuple, alternatives)),
+            None if tuned is None else self.tuned(tuned),
+            accuracy,
+            doubts,
+            apart,
+        )
 
-    def step(self, step: ExecutionStep) -> StepForm:
-        fields = dict(zip(step.__struct_fields__, astuple(step), strict=True))
-        control = None
-        if step.control is not None:
-            branches = tuple(map(self.plan, step.control.branches))
-            control = ControlForm(step.control.kind, branches)
-        return StepForm(**{**fields, "model": self.model(step.model), "control": control})
+    def step(self, step: ExecutionStep) -> Row:
+        index, device, operations, model, *rest = astuple(step)
+        inputs, outputs, fallbacks, options, nanoseconds, control, no_fallback, worst = rest
+        return (
+            index,
+            device,
+            operations,
+            self.model(model),
+            inputs,
+            outputs,
+            fallbacks,
+            options,
+            nanoseconds,
+            None if control is None else (control.kind, tuple(map(self.plan, control.branches))),
+            no_fallback,
+            None if worst is None else astuple(worst),
+        )
+
+    def placement(self, placement: Placement) -> Row:
+        index, kind, name, device, refusals, accuracy = astuple(placement)
+        number = self._refusals.setdefault(tuple(refusals.items()), len(self._refusals))
+        return index, kind, name, device, number, accuracy
+
+    def tuned(self, tuned: Tuned) -> Row:
+        candidates, *rest = astuple(tuned)
+        return tuple(map(astuple, candidates)), *rest
 
 
 class _Reader:
+    """Restores plans from the parts of `encode`'s bytes."""
+
     def __init__(
-        self, encoded: Encoded, file: ConstantPool, load: Callable[[ConstantPool], Model]
+        self,
+        models: Row,
+        parts: Row,
+        pools: Row,
+        refusals: Row,
+        file: ConstantPool,
+        load: Callable[[ConstantPool], Model],
     ) -> None:
-        pools = [file]
-        if encoded.pools:
+        known = [file]
+        if pools:
             from penstock.ir.deferred import Decoding, deferred
 
             decoding = Decoding(partial(load, file))
-            pools += [
-                deferred(decoding, form.number, form.kind)
-                if form.content is None
-                else ConstantPool(memoryview(form.content))
-                for form in encoded.pools
+            known += [
+                deferred(decoding, number, kind)
+                if content is None
+                else ConstantPool(memoryview(content))
+                for content, number, kind in pools
             ]
-        self.models = [model_of(form, pools) for form in encoded.models]
+        restored = RestoredParts(*parts)
+        self.models = [model_of(row, known, restored) for row in models]
+        self._refusals = [{name: _refusal(*why) for name, why in of.items()} for of in refusals]
 
-    def plan(self, form: PlanForm) -> ExecutionPlan:
-        model, devices, steps, *rest = astuple(form)
-        return ExecutionPlan(self.models[model], devices, tuple(map(self.step, steps)), *rest)
+    def plan(self, row: Row) -> ExecutionPlan:
+        model, devices, steps, operations, (offsets, *sizes), *rest = row
+        nanoseconds, energy, alternatives, tuned, accuracy, doubts, apart = rest
+        places = {key: tuple(place) for key, place in offsets.items()}
+        return ExecutionPlan(
+            self.models[model],
+            tuple(devices),
+            tuple(map(self.step, steps)),
+            tuple(map(self.placement, operations)),
+            ArenaLayout(places, *map(fixed, sizes)),
+            nanoseconds,
+            energy,
+            tuple(Alternative(*one) for one in alternatives),
+            None if tuned is None else _tuned(*tuned),
+            accuracy,
+            fixed(doubts),
+            fixed(apart),
+        )
 
-    def step(self, form: StepForm) -> ExecutionStep:
-        fields: dict[str, Any] = dict(zip(form.__struct_fields__, astuple(form), strict=True))
-        if form.control is not None:
-            branches = tuple(map(self.plan, form.control.branches))
-            fields["control"] = Control(form.control.kind, branches)
-        fields["model"] = self.models[form.model]
-        return ExecutionStep(**fields)
+    def step(self, row: Row) -> ExecutionStep:
+        index, device, operations, model, *rest = row
+        inputs, outputs, fallbacks, options, nanoseconds, control, no_fallback, worst = rest
+        made = None
+        if control is not None:
+            kind, branches = control
+            made = Control(kind, tuple(map(self.plan, branches)))
+        return ExecutionStep(
+            index,
+            device,
+            tuple(operations),
+            self.models[model],
+            tuple(inputs),
+            tuple(outputs),
+            tuple(fallbacks),
+            fixed(options),
+            nanoseconds,
+            made,
+            no_fallback,
+            None if worst is None else Worst(*worst),
+        )
+
+    def placement(self, row: Row) -> Placement:
+        index, kind, name, device, number, accuracy = row
+        return Placement(index, kind, name, device, self._refusals[number], accuracy)
+
+
+def _number(status: ErrorStatus | None) -> int | None:
+    return None if status is None else status.value
+
+
+def _refusal(code: str, detail: str, status: int | None) -> Refusal:
+    return Refusal(RefusalCode(code), detail, None if status is None else ErrorStatus(status))
+
+
+def _tuned(candidates: Row, *rest: Any) -> Tuned:
+    return Tuned(tuple(Measured(*one) for one in candidates), *rest)
 
 
 def encode(plan: ExecutionPlan, source: Model, file: ConstantPool) -> bytes:
@@ -166,10 +207,11 @@ def encode(plan: ExecutionPlan, source: Model, file: ConstantPool) -> bytes:
     Raises `ValueError` or `TypeError`, with the reason, if the plan cannot be encoded.
     """
     writer = _Writer(file, source)
-    form = writer.plan(plan)
+    row = writer.plan(plan)
     number = writer.model(source)
-    encoded = Encoded(form, number, tuple(writer.models), tuple(writer.pools))
-    return _ENCODER.encode(encoded)
+    parts = writer.parts.operands, writer.parts.operations
+    encoded = row, number, writer.models, parts, writer.pools, writer.refusals
+    return msgspec.msgpack.encode(encoded)
 
 
 def decode(
@@ -178,12 +220,8 @@ def decode(
     """The plan and the source model that `encode` made of *file*, which *load* decodes if constants
     are asked for that it does not have as they stand.
 
-    Raises `msgspec.MsgspecError` for other bytes.
+    Raises `TypeError`, `ValueError` or `LookupError` for other bytes.
     """
-    encoded = _DECODER.decode(content)
-    reader = _Reader(encoded, file, load)
-    return reader.plan(encoded.plan), reader.models[encoded.source]
-
-
-_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=encode_hook)
-_DECODER: Final = msgspec.msgpack.Decoder(Encoded, dec_hook=decode_hook)
+    row, source, models, parts, pools, refusals = msgspec.msgpack.decode(content)
+    reader = _Reader(models, parts, pools, refusals, file, load)
+    return reader.plan(row), reader.models[source]

@@ -214,7 +214,7 @@ def look_up(
         devices[name] = one.device
     try:
         plan, model = decode(found.content, case.file, loaders.decode)
-    except msgspec.MsgspecError as error:
+    except (TypeError, ValueError, LookupError) as error:
         raise errors.Unreadable(f"the kept plan cannot be read: {error}") from error
     return RestoredPlan(plan, model, devices, found.is_small)
 

@@ -11,12 +11,12 @@ from msgspec.structs import asdict
 
 from penstock.ir import Attributes, ConstantPool, DType, Model, ModelBuilder, Operand, Quantization
 from penstock.ir.encoding import (
-    ModelForm,
+    Parts,
+    RestoredParts,
     attributes_of,
-    decode_hook,
     encode_hook,
-    form_of,
     model_of,
+    row_of,
 )
 
 WEIGHTS = np.arange(64, dtype=np.int8).reshape(4, 16)
@@ -42,9 +42,12 @@ def restored(model: Model) -> Model:
             pools.append(pool)
         return pools.index(pool)
 
-    content = msgspec.msgpack.encode(form_of(model, number), enc_hook=encode_hook)
-    form = msgspec.msgpack.decode(content, type=ModelForm, dec_hook=decode_hook)
-    return model_of(form, [ConstantPool(memoryview(bytes(pool.view))) for pool in pools])
+    parts = Parts()
+    row = row_of(model, number, parts)
+    content = msgspec.msgpack.encode((row, parts.operands, parts.operations))
+    known = [ConstantPool(memoryview(bytes(pool.view))) for pool in pools]
+    row, *rows = msgspec.msgpack.decode(content)
+    return model_of(row, known, RestoredParts(*rows))
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import asdict, replace
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import asdict, fields, replace
 
 import penstock
-from penstock import hal, knobs, loaders
+from penstock import errors, hal, knobs, loaders
 from penstock.cache import Cache
 from penstock.cache.info import CacheInfo
 from penstock.cache.ingredients import driver_verdict_key
@@ -29,8 +30,10 @@ from penstock.execution import CompiledModel
 from penstock.export import tflite
 from penstock.ir import ConstantPool, DType, Model, ModelBuilder, infer
 from penstock.ir.digest import form_of
+from penstock.memory.layout import ArenaLayout
 from penstock.memory.sealed_file import SealedFile
 from penstock.partitioning import encoding, placement
+from penstock.partitioning.placements import Alternative, Measured, Placement, Tuned, Worst
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 from penstock.runtime import installed, session
 from penstock.runtime.discovery import Manager
@@ -543,11 +546,43 @@ def test_constants_that_the_file_has_not_are_decoded_when_they_are_asked_for(
         assert len(decoded) == 1
 
 
-def test_the_forms_have_every_field() -> None:
+def test_every_field_of_a_plan_is_kept() -> None:
     """A new field of a plan must be kept too."""
-    assert encoding.PlanForm.__struct_fields__ == ExecutionPlan.__struct_fields__
-    assert encoding.StepForm.__struct_fields__ == ExecutionStep.__struct_fields__
-    assert encoding.ControlForm.__struct_fields__ == Control.__struct_fields__
+    file = ConstantPool(memoryview(b"file"))
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 4), "x")
+    model = builder.build(builder.operation("RELU", [x], [(DType.FLOAT32, (1, 4))]))
+    refusal = errors.Refusal(
+        errors.RefusalCode.NO_ANSWER, "it died", errors.ErrorStatus.DEAD_OBJECT
+    )
+    branch = ExecutionPlan(model, (), (), (), ArenaLayout())
+    step = ExecutionStep(
+        1, "one", (0,), model, (0,), (1,), ("two",), (("key", "value"),), 7,
+        Control("WHILE", (branch, branch)), "why", Worst(3.0, 2.0, 0),
+    )  # fmt: skip
+    plan = ExecutionPlan(
+        model,
+        ("one", "two"),
+        (step,),
+        (Placement(0, "RELU", "y", "one", {"two": refusal}, "relaxed"),),
+        ArenaLayout({1: (0, 16)}, 64, 128, (2,)),
+        11,
+        13,
+        (Alternative("two", 1, 1, 17, 19),),
+        Tuned((Measured("a", 1, 2, 3, 4.0, 5.0, "e"),), "a", "r", 1, True, 2.0, "only", "x"),
+        "relaxed",
+        (("one", "a doubt"),),
+        (("two", "apart"),),
+    )  # fmt: skip
+    assert plan.tuned is not None
+    parts: tuple[Struct, ...] = (plan, step, plan.operations[0], plan.tuned, plan.temporaries)
+    for value in parts:
+        kept = asdict(value)
+        fresh = {f.name: f.default for f in fields(type(value)) if f.default is not NODEFAULT}
+        assert not [name for name, default in fresh.items() if kept[name] == default]
+    again, source = encoding.decode(encoding.encode(plan, model, file), file, loaders.decode)
+    assert again == plan
+    assert source == model
 
 
 class Installed:
