@@ -75,12 +75,12 @@ keep_quiet()
 def __getattr__(name: str) -> Any:
     if name not in _HOMES and name not in _SUBMODULES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    from importlib import import_module
+    from penstock.facade import load
 
     if name in _SUBMODULES:
-        return import_module(f"penstock.{name}")
+        return load(f"penstock.{name}")
     module, _, attribute = _HOMES[name].partition(":")
-    value = getattr(import_module(module), attribute or name)
+    value = getattr(load(module), attribute or name)
     globals()[name] = value
     return value
 

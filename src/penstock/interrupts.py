@@ -7,8 +7,6 @@ checked or raised.
 
 from __future__ import annotations
 
-import gc
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from typing import Final, Protocol, TypeVar
 from msgspec import Struct
 
 from penstock.errors import MissedDeadline, MissedDeadlinePersistent
+from penstock.facade import uncollected
 
 T = TypeVar("T")
 
@@ -75,31 +74,6 @@ def interruptible(
         _current.reset(token)
 
 
-class _Collections:
-    """Pauses Python's cyclic garbage collection; calls in several threads may pause it at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._enabled = False
-
-    def hold(self) -> None:
-        with self._lock:
-            if not self._holders:
-                self._enabled = gc.isenabled()
-                gc.disable()
-            self._holders += 1
-
-    def release(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if not self._holders and self._enabled:
-                gc.enable()
-
-
-_collections: Final = _Collections()
-
-
 @contextmanager
 def punctual(operations: int) -> Iterator[None]:
     """A block of `interruptible` that handles so many *operations*.
@@ -111,11 +85,8 @@ def punctual(operations: int) -> Iterator[None]:
     if limits is None or limits.deadline_ns is None or operations < MANY:
         yield
         return
-    _collections.hold()
-    try:
+    with uncollected:
         yield
-    finally:
-        _collections.release()
 
 
 def checkpoint() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 
 import pytest
 
+from penstock.facade import Uncollected, load
 from tests.support_programs import run_python
 
 PACKAGES = ("penstock.execution", "penstock.hal", "penstock.ir")
@@ -32,3 +34,28 @@ def test_package_loads_submodules_on_first_use() -> None:
     )
     done = run_python("-c", code, check=True)
     assert done.stdout.split() == ["True", "False"]
+
+
+def test_collections_pause_in_nested_blocks_and_stay_as_they_were() -> None:
+    pause = Uncollected()
+    assert gc.isenabled()
+    with pause:
+        with pause:
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with pause:
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_an_import_on_first_use_collects_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr("importlib.import_module", lambda _: seen.append(gc.isenabled()))
+    load("anything")
+    assert seen == [False]
+    assert gc.isenabled()

@@ -20,6 +20,7 @@ from penstock.closing import without_frames
 from penstock.compilation.calls import call_driver, call_driver_from_cache, config_of, report_of
 from penstock.compilation.step_receipt import CacheOutcome, Recorder
 from penstock.errors import FOREIGN, CacheError, DriverError
+from penstock.facade import uncollected
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
 from penstock.logs import Log
@@ -105,7 +106,8 @@ class Entry(Struct, frozen=True):
                     token, self.needed, deadline_ns=until, cancel=cancel
                 ) as files:
                     filled = with_files(config, files)
-                    prepared = call_driver_from_cache(self.device, filled, self.step)
+                    with uncollected:
+                        prepared = call_driver_from_cache(self.device, filled, self.step)
             except (CacheError, DriverError) as error:
                 return without_frames(error)
             if not self.directory.touch(token):

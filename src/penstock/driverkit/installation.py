@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import os
 import platform
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from penstock.hal import Capabilities
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 CPUINFO_BYTES: Final = 1 << 14
 DIGEST_DIGITS: Final = 16
@@ -98,12 +100,20 @@ def files_of(folders: tuple[str, ...]) -> str:
 def package_folder(package: str) -> str | None:
     """The folder of an installed package, found without an import; None if it is not installed."""
     try:
-        spec = importlib.util.find_spec(package)
+        spec = _spec_of(package)
     except (ImportError, ValueError):
         return None
     if spec is None or not spec.submodule_search_locations:
         return None
     return next(iter(spec.submodule_search_locations))
+
+
+def _spec_of(package: str) -> ModuleSpec | None:
+    """As `importlib.util.find_spec`, whose module a start need not import."""
+    if package in sys.modules:
+        return sys.modules[package].__spec__
+    found = (finder.find_spec(package, None) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
 
 
 def version_and_record(package: str, folder: str | os.PathLike[str]) -> tuple[str, str]:

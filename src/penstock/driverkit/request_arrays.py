@@ -30,7 +30,6 @@ from penstock.errors import GeneralFailure, InvalidArgument, OutputInsufficientS
 from penstock.ir import DType, Model, NDArray, Operand, Subgraph
 from penstock.ir.subgraph import unpack_strings
 from penstock.ir.types import is_static, static_shape
-from penstock.memory import map_memory
 
 if TYPE_CHECKING:
     from penstock.hal import Buffer, BufferDesc, BufferRole
@@ -40,6 +39,11 @@ if TYPE_CHECKING:
 @contextmanager
 def mapped_pools(request: hal.Request) -> Iterator[list[NDArray]]:
     """The request's pools as flat uint8 arrays, mapped for the time of the block."""
+    if not request.pools:
+        yield []
+        return
+    from penstock.memory import map_memory
+
     with ExitStack() as stack:
         yield [stack.enter_context(map_memory(pool)).array for pool in request.pools]
 

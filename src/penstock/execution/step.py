@@ -15,7 +15,6 @@ from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
 from penstock.execution.arena import NO_ARRAY, StepArguments, allocate, is_sized
 from penstock.execution.priority import QueueUser
-from penstock.execution.results import breach_of, check_result
 from penstock.execution.run import Alternatives, Run, StepTrace
 from penstock.hal import (
     DONE,
@@ -116,8 +115,12 @@ class Step(QueueUser):
                 except (DriverError, Cancelled):
                     raise
                 except FOREIGN as error:
+                    from penstock.execution.results import breach_of
+
                     raise breach_of(self.prepared.device, error) from error
                 if type(result) is not ExecutionResult or result.output_shapes:
+                    from penstock.execution.results import check_result
+
                     given = [argument.array for argument in request.outputs]  # type: ignore[union-attr]  # all are HostMemory
                     check_result(result, self._operands, given)
                 self._request = self._proven
@@ -153,6 +156,8 @@ class Step(QueueUser):
             if isinstance(error, MissedDeadline | Cancelled):
                 raise
             if not isinstance(error, DriverError):
+                from penstock.execution.results import breach_of
+
                 error = breach_of(self.prepared.device, error)
             run.values = dict(zip(self.inputs, inputs, strict=True))
             self.recover(run, error, began)

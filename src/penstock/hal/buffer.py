@@ -16,8 +16,7 @@ from penstock.errors import GeneralFailure, InvalidArgument
 from penstock.hal.prepared import PreparedModel
 from penstock.hal.request import Memory
 from penstock.ir import DType, Model, Operand, Quantization, Shape
-from penstock.ir.types import static_shape
-from penstock.ir.validate import MAX_RANK
+from penstock.ir.types import MAX_RANK, static_shape
 
 BufferState: TypeAlias = Literal["uninitialized", "initialized"]
 BufferEvent: TypeAlias = Literal[

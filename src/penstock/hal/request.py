@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from penstock.ir import DataLocation, NDArray
-from penstock.ir.validate import MAX_RANK
+from penstock.ir.types import MAX_RANK
 
 Dimensions: TypeAlias = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_RANK)]
 """Bounded in messages: the product of many large dimensions takes hours."""

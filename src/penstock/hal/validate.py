@@ -33,7 +33,6 @@ from penstock.hal.request import (
 )
 from penstock.ir import DType, Lifetime, Model, Operand, Subgraph
 from penstock.ir.types import is_static
-from penstock.ir.validate import subgraph_references
 
 CHOICES: Final[dict[str, Collection[str]]] = {
     "preference": PREFERENCES, "priority": PRIORITIES, "accuracy": ACCURACY_RANK
@@ -103,6 +102,8 @@ def _reasons_in(
     subgraph: Subgraph, foreign: dict[int, str], below: dict[int, str]
 ) -> dict[int, str]:
     """As `_reasons`, of one *subgraph*. *below* has the reasons of the subgraphs that it enters."""
+    from penstock.ir.validate import subgraph_references
+
     found: dict[int, str] = {}
     for index, operation in enumerate(subgraph.operations):
         reason = _read_by(subgraph, operation.inputs, foreign)

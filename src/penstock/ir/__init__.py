@@ -6,7 +6,7 @@ from penstock.facade import lazily
 
 if TYPE_CHECKING:
     from penstock.ir.builder import ModelBuilder, SubgraphBuilder
-    from penstock.ir.digest import Digest
+    from penstock.ir.form import Digest
     from penstock.ir.infer import infer_shapes
     from penstock.ir.model import Model
     from penstock.ir.operand import DataLocation, ExtensionType, Lifetime, Operand, Origin
@@ -53,7 +53,7 @@ __getattr__ = lazily(
     __name__,
     {
         "builder": "ModelBuilder SubgraphBuilder",
-        "digest": "Digest",
+        "form": "Digest",
         "infer": "infer_shapes",
         "model": "Model",
         "subgraph": "ConstantPool Metadata Signature StatePort Subgraph TensorMetadata Variable",

@@ -12,10 +12,8 @@ import hashlib
 import struct
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
 from penstock.interrupts import polled
-from penstock.ir.form import Form
+from penstock.ir.form import Digest, Form
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import ModelParts, constant_bytes
 from penstock.ir.types import Quantization
@@ -30,18 +28,6 @@ SCHEMA = b"penstock-ir-1"
 
 CHUNK: Final = 1 << 24
 """Number of bytes that are hashed between two checks of the deadline."""
-
-
-class Digest(Struct, frozen=True):
-    """Two hashes of 32 bytes: *structure* of everything but the values of constants, *constants* of
-    their bytes.
-    """
-
-    structure: bytes
-    constants: bytes
-
-    def hex(self) -> str:
-        return self.structure.hex() + self.constants.hex()
 
 
 class _Hasher:

@@ -9,11 +9,11 @@ again.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 from msgspec import msgpack
 from msgspec.structs import astuple
 
@@ -215,18 +215,19 @@ def _optional(value: Any) -> Row | None:
 
 
 def _quantization_row(quantization: Quantization | None) -> Row | None:
-    """Packed numbers, because a network has tens of thousands of scales: their type of the module
-    `array`, in the order of bytes of this machine. No bytes of zero points are all zeros.
+    """Packed numbers, because a network has tens of thousands of scales: their NumPy type, in the
+    order of bytes of this machine. No bytes of zero points are all zeros.
     """
     if quantization is None:
         return None
     scales, points, dimension = astuple(quantization)
     if len(scales) == 1:
         return scales[0], points[0], dimension
-    singles = array("f", scales)
-    code = "f" if singles.tolist() == list(scales) else "d"
-    packed = singles if code == "f" else array("d", scales)
-    return code, packed.tobytes(), array("i", points).tobytes() if any(points) else b"", dimension
+    with np.errstate(over="ignore"):
+        singles = np.array(scales, np.float32)
+    code = "f4" if singles.tolist() == list(scales) else "f8"
+    integers = np.array(points, np.int32).tobytes() if any(points) else b""
+    return code, np.array(scales, code).tobytes(), integers, dimension
 
 
 def _quantization(row: Row) -> Quantization:
@@ -234,8 +235,8 @@ def _quantization(row: Row) -> Quantization:
         scale, point, dimension = row
         return restored_quantization((scale,), (point,), dimension)
     code, packed, integers, dimension = row
-    scales = tuple(array(code, packed))
-    points = tuple(array("i", integers)) or (0,) * len(scales)
+    scales = tuple(np.frombuffer(packed, code).tolist())
+    points = tuple(np.frombuffer(integers, np.int32).tolist()) or (0,) * len(scales)
     return restored_quantization(scales, points, dimension)
 
 

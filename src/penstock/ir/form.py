@@ -1,4 +1,4 @@
-"""The form of an operation, by which verdicts name it.
+"""The digest of a model, and the form of an operation, by which verdicts name it.
 
 A program that only lists verdicts needs no more of the model.
 """
@@ -11,6 +11,18 @@ from msgspec import Struct
 
 Shape: TypeAlias = tuple[int | None, ...] | None
 """As in `penstock.ir.types`, which needs NumPy."""
+
+
+class Digest(Struct, frozen=True):
+    """Two hashes of 32 bytes: *structure* of everything but the values of constants, *constants* of
+    their bytes.
+    """
+
+    structure: bytes
+    constants: bytes
+
+    def hex(self) -> str:
+        return self.structure.hex() + self.constants.hex()
 
 
 class Form(Struct, frozen=True):

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
-from functools import cache
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -38,7 +36,7 @@ from penstock.ir.subgraph import (
 from penstock.ir.types import NDArray, Shape
 
 if TYPE_CHECKING:
-    from penstock.ir.digest import Digest
+    from penstock.ir.form import Digest
 
 
 class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
@@ -57,9 +55,11 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
     main: int = 0
 
     def __post_init__(self) -> None:
+        force_setattr(self, "signatures", MappingProxyType(dict(self.signatures)))
+        if type(self.subgraphs) is _Unchecked:
+            return
         from penstock.ir.validate import validate
 
-        force_setattr(self, "signatures", MappingProxyType(dict(self.signatures)))
         validate(self)
 
     @property
@@ -193,8 +193,7 @@ def restored(
 
     *digests* are those of structure and of constants; empty if they are not known.
     """
-    # A copy of a struct is made without a call of its `__post_init__`, which would validate.
-    model = copy(_smallest())
+    model = Model(_UNCHECKED)
     proxy = MappingProxyType(dict(signatures))
     for name, value in zip(
         Model.__struct_fields__,
@@ -204,7 +203,7 @@ def restored(
         force_setattr(model, name, value)
     structure, constants = digests
     if structure and constants:
-        from penstock.ir.digest import Digest
+        from penstock.ir.form import Digest
 
         model.__dict__["_digest"] = Digest(structure, constants)
     elif structure:
@@ -212,9 +211,13 @@ def restored(
     return model
 
 
-@cache
-def _smallest() -> Model:
-    return Model((Subgraph((), (), (), ()),))
+class _Unchecked(tuple[Subgraph, ...]):
+    """The subgraphs of a model that is not validated, until it gets its own."""
+
+    __slots__ = ()
+
+
+_UNCHECKED: Final = _Unchecked()
 
 
 def show_model(model: ModelParts, digest: str) -> str:

@@ -25,6 +25,9 @@ NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 MAX_BYTES: Final = 2**63 - 1
 
+MAX_RANK: Final = 32
+"""Greatest number of dimensions of an operand. NumPy's limit is 64; formats have at most 8."""
+
 
 class DType(enum.Enum):
     """Element type of an operand. Its value is the name that users see (NumPy's name, if there is

@@ -17,14 +17,10 @@ from penstock.interrupts import polled
 from penstock.ir.operand import ExtensionType, Lifetime, Operand, type_fault
 from penstock.ir.operations import spec_of
 from penstock.ir.subgraph import ModelParts, Signature, Subgraph, Variable
-from penstock.ir.types import DType, Quantization, byte_size, is_static
+from penstock.ir.types import MAX_RANK, DType, Quantization, byte_size, is_static
 
 if TYPE_CHECKING:
     from penstock.ir.operation import Operation
-
-MAX_RANK: Final = 32
-"""Greatest number of dimensions of an operand. NumPy's limit is 64; formats have at most 8."""
-
 
 MAX_DEPTH: Final = 128
 """Greatest nesting depth of subgraphs."""

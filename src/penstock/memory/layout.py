@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
@@ -15,7 +15,9 @@ from penstock.errors import InputError, ShapeOverflow
 from penstock.hal import MemoryPreference
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.types import MAX_BYTES, element_count, is_static, static_shape
-from penstock.memory.pool import MemoryPool
+
+if TYPE_CHECKING:
+    from penstock.memory.pool import MemoryPool
 
 MIN_ALIGNMENT: Final = 64
 """Alignment of every offset in bytes: a cache line, and the widest vector in use."""
@@ -241,10 +243,14 @@ class PoolLayout:
 
     def pool(self) -> MemoryPool:
         """A new anonymous pool of this size. Raises `ResourceExhaustedTransient`."""
+        from penstock.memory.pool import MemoryPool
+
         return MemoryPool.anonymous(self.nbytes)
 
     def views(self, pool: MemoryPool) -> dict[str, NDArray]:
         """Arrays in *pool* by name. Raises `InputError` if it is no pool, or too small."""
+        from penstock.memory.pool import MemoryPool
+
         if not isinstance(pool, MemoryPool):
             raise InputError(f"views of a layout lie in a MemoryPool, not in {type(pool).__name__}")
         return {

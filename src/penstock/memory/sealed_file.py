@@ -22,7 +22,6 @@ from penstock import knobs
 from penstock.arguments import path_of
 from penstock.errors import LimitExceeded
 from penstock.memory.limits import MIB, available_memory, explained
-from penstock.memory.shared import is_write_sealed, write_all
 
 CHUNK: Final = 1 << 22
 LEAST_SEALED: Final = 1 << 20
@@ -136,6 +135,8 @@ def map_path(path: str | os.PathLike[str]) -> SealedFile:
     Only for files that no process changes. A process that can write the file changes what later
     readers of the view see. If it truncates the file, they die with SIGBUS.
     """
+    from penstock.memory.shared import is_write_sealed
+
     with open_file(path_of(path, "a file is named by a path")) as file:
         if os.fstat(file.fileno()).st_size == 0:
             return SealedFile(memoryview(b""))
@@ -246,6 +247,8 @@ def _gather(chunks: Iterator[bytes | memoryview]) -> SealedFile:
 
 def _write(chunks: Iterable[bytes | memoryview], fd: int) -> int:
     """Writes all *chunks* and returns how many bytes they were."""
+    from penstock.memory.shared import write_all
+
     size = 0
     for chunk in chunks:
         view = memoryview(chunk)

@@ -20,6 +20,7 @@ from penstock.errors import PlacementError, RefusalCode, counted
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import interface_of
 from penstock.execution.variant import Variant
+from penstock.facade import uncollected
 from penstock.hal.config import ProgressCallback
 from penstock.hal.device import is_isolated, is_placeholder
 from penstock.interrupts import interruptible, punctual
@@ -427,9 +428,10 @@ def kept_plan(
     """What the cache of *arguments* has kept for *file*."""
     if arguments.cache is None:
         return Kept()
-    from penstock.runtime import keeping
+    with uncollected:
+        from penstock.runtime import keeping
 
-    return Kept(*keeping.kept_plan(file, arguments, manager, deadline_ns))
+        return Kept(*keeping.kept_plan(file, arguments, manager, deadline_ns))
 
 
 def recompile(model: Model, arguments: compile_arguments.CompileArguments) -> CompiledModel:

@@ -5,6 +5,7 @@ partitioned.
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from penstock.cache.ingredients import driver_verdict_key
 from penstock.cache.naming import PLANS, VERDICTS
 from penstock.cache.plans import KeptPlans
 from penstock.cache.verdicts import DriverVerdict, DriverVerdicts
+from penstock.compilation import calls, entry
 from penstock.drivers.sample import SampleDevice
 from penstock.errors import PenstockError
 from penstock.execution import CompiledModel
@@ -35,7 +37,7 @@ from penstock.memory.sealed_file import SealedFile
 from penstock.partitioning import encoding, placement
 from penstock.partitioning.placements import Alternative, Measured, Placement, Tuned, Worst
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
-from penstock.runtime import installed, session
+from penstock.runtime import installed, keeping, session
 from penstock.runtime.discovery import Manager
 from penstock.runtime.explain import explain_plan
 from penstock.runtime.tuning import examples
@@ -544,6 +546,27 @@ def test_constants_that_the_file_has_not_are_decoded_when_they_are_asked_for(
         again = copy.deepcopy(second.model)
         assert again.digest == first.model.digest
         assert len(decoded) == 1
+
+
+def test_a_kept_plan_and_its_entries_are_read_without_garbage_collections(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(model, tmp_path / "c").close()
+    seen: list[bool] = []
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            seen.append(gc.isenabled())
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(keeping, "decode", watched(encoding.decode))
+    load = watched(calls.call_driver_from_cache)
+    monkeypatch.setattr(entry, "call_driver_from_cache", load)
+    start(model, tmp_path / "c").close()
+    assert seen == [False, False]
+    assert gc.isenabled()
 
 
 def test_every_field_of_a_plan_is_kept() -> None:

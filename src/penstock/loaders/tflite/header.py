@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.export.tflite.schema import FILE_IDENTIFIER
+from typing import Final
+
 from penstock.loaders.header import check_header
+
+FILE_IDENTIFIER: Final = b"TFL3"
+"""As in `penstock.export.tflite.schema`, which is much to import for this."""
 
 
 def recognizes(content: memoryview) -> bool:
