@@ -20,6 +20,7 @@ MODULES = {
     "import": "importing",
     "load": "loading",
     "overhead": "overhead",
+    "suppressor": "suppressor",
     "sealed": "sealed",
     "cache": "cache",
     "engines": "engines",

@@ -15,7 +15,7 @@ from penstock.delegates.graph import DelegatedGraph, Kernel, Subgraphs
 from penstock.delegates.nodes import Node
 from penstock.delegates.tensors import blank
 from penstock.execution import CompiledModel, State
-from penstock.execution.series import BoundRun
+from penstock.execution.bound_run import BoundRun
 from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.limits import check_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -10,14 +9,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.compilation.prepared import PreparedStep
-from penstock.errors import DriverError, InputError
-from penstock.execution.adapters import BurstAdapter, ReusedRequests
+from penstock.errors import DriverError
+from penstock.execution.adapters import BurstAdapter
 from penstock.execution.arena import NO_PLACES, Arena, Places, allocate, is_sized, lent
-from penstock.execution.executable import Executable
 from penstock.execution.run import Run
 from penstock.execution.state import State
 from penstock.execution.step import Step
-from penstock.execution.targets import bind_targets
 from penstock.execution.variant import Variant
 from penstock.hal import HostMemory
 from penstock.hal.device import is_isolated
@@ -247,59 +244,3 @@ class Kept(Places):
         for step in self._users.get(operand, ()):
             if step in requests:
                 del requests[step]
-
-
-class BoundRun:
-    """Runs with fixed arrays, which are validated and bound once, when this object is made.
-
-    Drivers bind the arguments by `PreparedModel.create_reusable_execution`. *inputs* and *out* are
-    as for `run`, in order, and belong to the caller. Between runs only their content may change.
-    Raises `InputError` for arrays that do not fit, and if an input's shape is not known.
-    """
-
-    def __init__(
-        self,
-        executable: Executable,
-        inputs: Sequence[NDArray],
-        out: Sequence[NDArray | None] | None,
-    ) -> None:
-        if executable.is_dynamic:
-            raise InputError("a model with inputs of unknown shape cannot be bound to arrays")
-        self._executable = executable
-        self._inputs = executable.exchange.bind(executable, inputs, False, [])
-        self._targets = None
-        self._series: Series | None = None
-        self._busy = threading.Lock()
-        if out is not None:
-            self._targets = bind_targets(
-                out, executable.exchange.interface, executable.base.model.outputs, self._inputs
-            )
-            # Outputs without an array of the caller are new in each run, so no series keeps them.
-            if all(target is not None for target in self._targets):
-                self._series = Series(executable.base, ReusedRequests)
-
-    def run(self, state: State | None) -> list[NDArray]:
-        """Returns the outputs in order, in the arrays of *out*. Raises as `CompiledModel.run`."""
-        executable = self._executable
-        with executable.gate:
-            series = self._series
-            if series is not None and state is None and self._busy.acquire(blocking=False):
-                try:
-                    found = series.repeat(Run(executable.plain), self._inputs, self._targets)
-                finally:
-                    self._busy.release()
-                if found is not None:
-                    return executable.exchange.deliver(found, False, [])
-            run, own = Run(executable.plain), executable.state_for(state)
-            results = executable.base.run(run, self._inputs, self._targets, own)
-            return executable.exchange.deliver(results, False, [])
-
-    def close(self) -> None:
-        """Releases what drivers have bound, not during a run. A second call does nothing."""
-        series, self._series = self._series, None
-        if series is not None:
-            series.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_series") and not self._executable.gate.forked:
-            self.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.compilation.prepared import Compilation, PreparedStep
 from penstock.errors import (
+    FOREIGN,
     DriverError,
     MissedDeadline,
     MissedDeadlinePersistent,
@@ -199,6 +200,22 @@ class Variant:
                 self.give_back(arena)
             if lock is not None:
                 lock.__exit__(None, None, None)
+
+    def compute_into(self, inputs: Sequence[NDArray], out: Sequence[NDArray]) -> bool:
+        """Computes *out* the driver's shorter way; False, with *out* undefined, if it has none now,
+        or if it failed: `run` then falls back, or raises the error.
+
+        All arrays are in the model's order, valid, and share no memory.
+        """
+        lone = self._lone
+        compute = None if lone is None or self.states or self.shadow is not None else lone.compute
+        if compute is None:
+            return False
+        try:
+            compute(inputs, out)
+        except FOREIGN:
+            return False
+        return True
 
     def is_plain(self, config: ExecutionConfig) -> bool:
         """Whether a run with *config* has no limits, attributes or times."""

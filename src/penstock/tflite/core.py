@@ -83,7 +83,10 @@ class Core:
         self._main = self._graphs.find(0)
         self._named = {s.subgraph for s in session.catalog.signatures.values()}
         self._entered: dict[int, int] = {}
-        self._busy = threading.Lock()
+        self.busy = threading.Lock()
+        """Held during a call."""
+        self.direct = self._main.direct
+        """As `Graph.direct` of the main subgraph: a call with one of these needs no other check."""
         self._closed = False
         # Programs for LiteRT do not call `close`: dropping the last reference frees the drivers'
         # models.
@@ -91,22 +94,22 @@ class Core:
 
     def __enter__(self) -> Graph:
         """The main subgraph, for one call in the block. Raises `StateError`, `ClosedError`."""
-        if not self._busy.acquire(blocking=False):
+        if not self.busy.acquire(blocking=False):
             raise StateError(
                 "this interpreter is in use by another thread; give each thread an interpreter of "
                 "its own"
             )
         if self._closed:
-            self._busy.release()
+            self.busy.release()
             self.check_open()
         return self._main
 
     def __exit__(self, *_: object) -> None:
-        self._busy.release()
+        self.busy.release()
 
     def ensure_unshared(self) -> None:
         """Raises `RuntimeError` while a view of the memory exists: the call may invalidate it."""
-        if self.session.guests:
+        if self.session.guests.present:
             raise RuntimeError(texts.HELD)
 
     def check_open(self) -> None:

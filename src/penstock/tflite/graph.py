@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.errors import DriverError, InputError, ModelError, PlacementError, StateError
-from penstock.execution.series import BoundRun
+from penstock.execution.bound_run import BoundRun
 from penstock.ir import Model, NDArray, Operation
 from penstock.ir.types import DType
 from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
@@ -51,6 +51,10 @@ class Graph:
         self.runs = 0
         self._types: dict[int, DType] = {}
         self._values: dict[int, NDArray] = {}
+        self.direct: dict[int, NDArray] = {}
+        """The memory of allocated inputs and outputs that callers see as it is, by tensor: setting
+        or getting one of them is a copy. A change of the graph empties it.
+        """
         self._programs: OrderedDict[tuple[tuple[int, ...], ...], Program] = OrderedDict()
         self._program: Program | None = None
         self._process = os.getpid()
@@ -113,6 +117,7 @@ class Graph:
         if any(d < 0 for d in shape):
             raise RuntimeError(f"{texts.OVERFLOW}\nShape {shape} has a negative dimension")
         self.shapes[index] = shape
+        self.direct.clear()
         self._values.pop(index, None)
         self._ready = self._promised = False
         if self._delegated is not None:
@@ -137,14 +142,16 @@ class Graph:
         """Runs once. Raises `RuntimeError` before `allocate`, and if a run fails."""
         if self._process != os.getpid():
             self._compile_again()
-        self._allocate_if_promised()
+        if self._promised:
+            self._allocate_if_promised()
         program = self._program
         if not self._ready or program is None:
             raise RuntimeError(texts.NOT_READY)
         try:
             if self._bound is None:
                 self._bound = program.bind(self._given, self._out)
-            results = self._bound.run(self._session.state_for(program))
+            state = self._session.state_for(program) if program.has_state else None
+            results = self._bound.run(state)
         except (DriverError, ModelError, StateError, MemoryError) as error:
             raise RuntimeError(self._reason(error)) from error
         self.runs += 1
@@ -286,6 +293,7 @@ class Graph:
 
     def _drop_programs(self) -> None:
         self._bound = None
+        self.direct.clear()
         while self._programs:
             self._programs.popitem()[1].compiled.close()
 
@@ -343,6 +351,7 @@ class Graph:
     def _compile_again(self) -> None:
         """Compiles again in a forked child: the parent's models do not work there. Values stay."""
         self._process = os.getpid()
+        self.direct.clear()
         self._programs.clear()
         self._bound = None
         self._session.after_fork()
@@ -397,6 +406,7 @@ class Graph:
     def _bind(self, program: Program) -> None:
         """Allocates memory for every input and output. Memory that has the right shape is kept."""
         self._bound = None
+        self.direct.clear()
         for tensor, known in program.shapes.items():
             if tensor not in program.inputs:
                 self.shapes[tensor] = known
@@ -428,6 +438,21 @@ class Graph:
         self._out = out if any(a is not None for a in out) else None
         if self._delegated is not None:
             self._bound = program.bind(self._given, self._out)
+        else:
+            self._list_direct(program, out)
+
+    def _list_direct(self, program: Program, out: Sequence[NDArray | None]) -> None:
+        """Fills `direct`."""
+        own = (
+            *zip(program.inputs, self._given, strict=True),
+            *zip(program.outputs, out, strict=True),
+        )
+        for tensor, memory in own:
+            if tensor is None or memory is None or tensor in program.variables or not memory.ndim:
+                continue
+            entry = self.tensor(tensor)
+            if entry.data is None and entry.dtype not in values.SHOWN_AS:
+                self.direct[tensor] = memory
 
     def _sized(self, tensor: int, shape: Sequence[int]) -> NDArray:
         known = self._values.get(tensor)

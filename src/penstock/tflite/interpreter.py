@@ -200,8 +200,10 @@ class Interpreter(Closing):
 
         Raises `RuntimeError` before `allocate_tensors`, while views exist, and if the run fails.
         """
-        with self._core as graph:
-            self._core.ensure_unshared()
+        core = self._core
+        with core as graph:
+            if core.session.guests.present:
+                core.ensure_unshared()
             graph.invoke()
 
     def resize_tensor_input(self, input_index: int, tensor_size: Any, strict: bool = False) -> None:
@@ -223,7 +225,20 @@ class Interpreter(Closing):
         Raises `ValueError` for another type or shape, an unknown index, a constant, or before
         allocation.
         """
-        with self._core as graph:
+        core = self._core
+        if type(tensor_index) is int and type(value) is np.ndarray and tensor_index in core.direct:
+            memory = core.direct[tensor_index]
+            if (
+                value.dtype is memory.dtype
+                and value.shape == memory.shape
+                and core.busy.acquire(blocking=False)
+            ):
+                try:
+                    memory[...] = value
+                finally:
+                    core.busy.release()
+                return
+        with core as graph:
             graph.set(as_index(tensor_index, "SetTensor"), value)
 
     def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> Any:
@@ -233,9 +248,18 @@ class Interpreter(Closing):
         `experimental_preserve_all_tensors`. Raises `ValueError` if there is no value, or no such
         tensor.
         """
-        with self._core:
+        core = self._core
+        main = type(subgraph_index) is int and subgraph_index == 0
+        if main and type(tensor_index) is int and tensor_index in core.direct:
+            memory = core.direct[tensor_index]
+            if core.busy.acquire(blocking=False):
+                try:
+                    return memory.copy()
+                finally:
+                    core.busy.release()
+        with core:
             subgraph = as_index(subgraph_index, "GetTensor")
-            return self._core.get(as_index(tensor_index, "GetTensor"), subgraph)
+            return core.get(as_index(tensor_index, "GetTensor"), subgraph)
 
     def tensor(self, tensor_index: int) -> Callable[[], Any]:
         """A function that returns a view of a tensor's present memory.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import InvalidOperand, counted
 from penstock.execution import CompiledModel
-from penstock.execution.series import BoundRun
+from penstock.execution.bound_run import BoundRun
 from penstock.export.tflite.fields import RANDOM_INPUTS
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
@@ -121,6 +121,7 @@ class Program:
             for i in o.inputs[RANDOM_INPUTS[o.type] :]
         }
         self.generators = tuple(p.variable for p in entry.states if p.input in random)
+        self.has_state = bool(entry.states)
         self._subgraph = subgraph
         self.shapes: dict[int, tuple[int, ...]] = {}
         self.types: dict[int, DType] = {}

@@ -95,14 +95,15 @@ class Guests:
     """The users of an interpreter's memory: views of `tensor()`, and signature runners."""
 
     def __init__(self) -> None:
-        self._guests: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.present: set[weakref.ref[Any]] = set()
+        """References to the users. Every run looks whether there are any."""
 
     def __bool__(self) -> bool:
-        return len(self._guests) > 0
+        return len(self.present) > 0
 
     def add(self, guest: object) -> None:
         """Counts *guest* until it is garbage-collected."""
-        self._guests.add(guest)
+        self.present.add(weakref.ref(guest, self.present.discard))
 
     def lend(self, memory: NDArray, dtype: type[np.generic]) -> Any:
         """A counted view of *memory* as *dtype*; scalars and objects are copied, uncounted."""

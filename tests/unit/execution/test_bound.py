@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import ClosedError, InputError
-from penstock.execution.series import BoundRun
-from penstock.ir import DType, Model, ModelBuilder
+from penstock.errors import ClosedError, GeneralFailure, InputError
+from penstock.execution.bound_run import BoundRun
+from penstock.hal import PrepareConfig
+from penstock.ir import DType, Model, ModelBuilder, NDArray
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
-from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
+from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, add_relu, f32
 from tests.unit.loaders.files import accumulator
 
 
@@ -77,6 +78,65 @@ def test_a_closed_model_is_refused(compiled: penstock.CompiledModel) -> None:
     compiled.close()
     with pytest.raises(ClosedError):
         bound.run(None)
+
+
+class ShortModel(NumpyPrepared):
+    """Has the short way to run; its calls number *failing* fail."""
+
+    calls, failing = 0, frozenset[int]()
+
+    def compute(self, inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> None:
+        self.calls += 1
+        if self.calls in self.failing:
+            raise GeneralFailure("a fault")
+        outputs[0][...] = inputs[0] + inputs[0]
+
+
+class ShortDevice(NumpyDevice):
+    def prepare_model(self, model: Model, config: PrepareConfig) -> ShortModel:
+        self.short = ShortModel(model, self.before)
+        return self.short
+
+
+class TestShortWay:
+    @pytest.fixture
+    def device(self) -> ShortDevice:
+        return ShortDevice("short")
+
+    @pytest.fixture
+    def compiled(self, device: ShortDevice) -> Iterator[penstock.CompiledModel]:
+        with penstock.compile(doubled(), devices=[device], cache=False) as compiled:
+            yield compiled
+
+    def test_runs_are_calls_of_compute_alone(
+        self, compiled: penstock.CompiledModel, device: ShortDevice
+    ) -> None:
+        x, y = np.array([1, 2], np.float32), np.empty(2, np.float32)
+        bound = BoundRun(compiled.executable, [x], [y])
+        for value in (1, 5):
+            x[:] = value
+            assert bound.run(None)[0] is y
+            np.testing.assert_array_equal(y, [2 * value] * 2)
+        assert (device.short.calls, device.short.runs) == (2, 0)
+
+    def test_a_run_that_fails_is_executed_as_any_other(
+        self, compiled: penstock.CompiledModel, device: ShortDevice
+    ) -> None:
+        x, y = np.ones(2, np.float32), np.empty(2, np.float32)
+        bound = BoundRun(compiled.executable, [x], [y])
+        device.short.failing = frozenset({2})
+        for value in (1, 5, 7):
+            x[:] = value
+            assert bound.run(None)[0] is y
+            np.testing.assert_array_equal(y, [2 * value] * 2)
+        assert (device.short.calls, device.short.runs) == (3, 1)
+
+    def test_a_closed_model_is_refused(self, compiled: penstock.CompiledModel) -> None:
+        bound = BoundRun(compiled.executable, [np.ones(2, np.float32)], [np.empty(2, np.float32)])
+        compiled.close()
+        with pytest.raises(ClosedError):
+            bound.run(None)
+        assert compiled.executable.gate.inside == []
 
 
 class TestReuse:

@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -489,13 +490,54 @@ class TestLife:
         thread.start()
         try:
             assert running.wait(10)
-            for call in (interpreter.invoke, interpreter.tensor(0), interpreter.allocate_tensors):
+            for call in (
+                interpreter.invoke,
+                interpreter.tensor(0),
+                interpreter.allocate_tensors,
+                partial(interpreter.get_tensor, 0),
+                partial(interpreter.set_tensor, 0, np.zeros((1, 4), np.float32)),
+            ):
                 with pytest.raises(errors.StateError, match="another thread"):
                     call()
         finally:
             go_on.set()
             thread.join()
         interpreter.invoke()
+
+    def test_allocated_inputs_and_outputs_are_copied_directly_until_the_graph_changes(self) -> None:
+        interpreter = tflite.Interpreter(model_content=relu().encode())
+        direct = interpreter._core.direct
+        assert direct == {}
+        interpreter.allocate_tensors()
+        assert sorted(direct) == [0, 1]
+        interpreter.set_tensor(0, np.full((1, 4), 3, np.float32))
+        interpreter.invoke()
+        first = interpreter.get_tensor(1)
+        np.testing.assert_array_equal(first, [[3, 3, 3, 3]])
+        first[:] = 0
+        np.testing.assert_array_equal(interpreter.get_tensor(1), [[3, 3, 3, 3]])
+        interpreter.resize_tensor_input(0, [2, 4])
+        assert direct == {}
+        with pytest.raises(ValueError, match="Cannot set tensor"):
+            interpreter.set_tensor(0, np.zeros((2, 4), np.float32))
+        interpreter.allocate_tensors()
+        assert sorted(direct) == [0, 1]
+        interpreter.close()
+        assert direct == {}
+        with pytest.raises(errors.ClosedError):
+            interpreter.get_tensor(1)
+
+    @pytest.mark.parametrize("index", [0.0, np.int64(0), True, "0"])
+    def test_an_index_of_another_type_takes_the_checks(self, index: Any) -> None:
+        interpreter = opened(relu().encode())
+        value = np.zeros((1, 4))
+        calls: list[Any] = [interpreter.get_tensor, partial(interpreter.set_tensor, value=value)]
+        if isinstance(index, float | str):
+            for call in calls:
+                with pytest.raises(TypeError, match="incompatible function arguments"):
+                    call(index)
+        else:
+            assert interpreter.get_tensor(index).shape == (1, 4)
 
     def test_interpreter_does_not_pickle_and_copies_shallowly(self) -> None:
         interpreter = opened(models.chain())
