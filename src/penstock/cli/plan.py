@@ -91,7 +91,7 @@ def plan(
         return
     for line in made.show().splitlines():
         output.line(line)
-    output.notes(notes)
+    output.notes(note for note in notes if made.slow is None or note != str(made.slow))
     explained = explained_steps(made)
     for step in explained:
         output.line(f"how {step['device']} computes step {step['step']}:")

@@ -21,7 +21,15 @@ from penstock.errors import ErrorStatus, Refusal, RefusalCode
 from penstock.ir import ConstantPool, Model
 from penstock.ir.encoding import Parts, RestoredParts, Row, fixed, model_of, row_of
 from penstock.memory.layout import ArenaLayout
-from penstock.partitioning.placements import Alternative, Measured, Placement, Tuned, Worst
+from penstock.partitioning.placements import (
+    Alternative,
+    Measured,
+    Placement,
+    Remedy,
+    Slow,
+    Tuned,
+    Worst,
+)
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 
 MOST_KEPT: Final = 1 << 12
@@ -48,7 +56,10 @@ class _Writer:
     @property
     def refusals(self) -> Row:
         return [
-            {name: (why.code.value, why.detail, _number(why.status)) for name, why in of}
+            {
+                name: (why.code.value, why.detail, _number(why.status), why.admits)
+                for name, why in of
+            }
             for of in self._refusals
         ]
 
@@ -71,7 +82,7 @@ class _Writer:
 
     def plan(self, plan: ExecutionPlan) -> Row:
         model, devices, steps, operations, temporaries, *rest = astuple(plan)
-        nanoseconds, energy, alternatives, tuned, accuracy, doubts, apart = rest
+        nanoseconds, energy, alternatives, tuned, accuracy, doubts, apart, slow = rest
         offsets, *sizes = astuple(temporaries)
         return (
             self.model(model),
@@ -86,6 +97,7 @@ class _Writer:
             accuracy,
             doubts,
             apart,
+            None if slow is None else self.slow(slow),
         )
 
     def step(self, step: ExecutionStep) -> Row:
@@ -114,6 +126,10 @@ class _Writer:
     def tuned(self, tuned: Tuned) -> Row:
         candidates, *rest = astuple(tuned)
         return tuple(map(astuple, candidates)), *rest
+
+    def slow(self, slow: Slow) -> Row:
+        share, types, remedies = astuple(slow)
+        return share, types, tuple(map(astuple, remedies))
 
 
 class _Reader:
@@ -145,7 +161,7 @@ class _Reader:
 
     def plan(self, row: Row) -> ExecutionPlan:
         model, devices, steps, operations, (offsets, *sizes), *rest = row
-        nanoseconds, energy, alternatives, tuned, accuracy, doubts, apart = rest
+        nanoseconds, energy, alternatives, tuned, accuracy, doubts, apart, slow = rest
         places = {key: tuple(place) for key, place in offsets.items()}
         return ExecutionPlan(
             self.models[model],
@@ -160,6 +176,7 @@ class _Reader:
             accuracy,
             fixed(doubts),
             fixed(apart),
+            None if slow is None else _slow(*slow),
         )
 
     def step(self, row: Row) -> ExecutionStep:
@@ -193,12 +210,21 @@ def _number(status: ErrorStatus | None) -> int | None:
     return None if status is None else status.value
 
 
-def _refusal(code: str, detail: str, status: int | None) -> Refusal:
-    return Refusal(RefusalCode(code), detail, None if status is None else ErrorStatus(status))
+def _refusal(code: str, detail: str, status: int | None, admits: str) -> Refusal:
+    known = None if status is None else ErrorStatus(status)
+    return Refusal(RefusalCode(code), detail, known, admits)
 
 
 def _tuned(candidates: Row, *rest: Any) -> Tuned:
     return Tuned(tuple(Measured(*one) for one in candidates), *rest)
+
+
+def _slow(share: float, types: Row, remedies: Row) -> Slow:
+    made = (
+        Remedy(kind, tuple(devices), part, fix, accuracy)
+        for kind, devices, part, fix, accuracy in remedies
+    )
+    return Slow(share, tuple(types), tuple(made))
 
 
 def encode(plan: ExecutionPlan, source: Model, file: ConstantPool) -> bytes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import Refusal
 from penstock.hal import AccuracyClass
 
@@ -112,3 +113,71 @@ class Tuned(Struct, frozen=True):
     created: float | None = None
     outcome: Literal["measured", "only", "unmeasured"] = "measured"
     shapes: str = ""
+
+
+MOST_REMEDIES: Final = 3
+"""Maximum remedies of a slow plan, and operation types that its note names."""
+
+Kind: TypeAlias = Literal["accuracy", "install", "devices", "policy", "tune", "failure"]
+
+
+class Remedy(Struct, frozen=True):
+    """*devices* would take *share* of a plan's multiply-accumulates from the reference device.
+
+    *fix* is what lets them: a command, an option, or the fault that is in the way. *accuracy* is
+    the class that they need; empty if it is no laxer than the policy's. Without devices none was
+    asked.
+    """
+
+    kind: Kind
+    devices: tuple[str, ...]
+    share: float
+    fix: str = ""
+    accuracy: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The devices and the fix, in few words."""
+        needed = [self.fix, f'accuracy="{self.accuracy}"' if self.accuracy else ""]
+        return ": ".join(filter(None, [", ".join(self.devices), ", ".join(filter(None, needed))]))
+
+    def __str__(self) -> str:
+        from penstock.partitioning.remedies import asking_for
+
+        if not self.devices:
+            return self.fix
+        needed = [self.fix, asking_for(self.accuracy) if self.accuracy else ""]
+        told = ", and ".join(filter(None, needed))
+        return f"{', '.join(self.devices)} would take {_percent(self.share)}: {told}"
+
+
+class Slow(Struct, frozen=True):
+    """*share* of a plan's multiply-accumulates is on the reference device.
+
+    *types* are the types of these operations, those with most first. *remedies* are empty if no
+    engine that is known here has any of these operations.
+    """
+
+    share: float
+    types: tuple[str, ...]
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """The share and the first remedy, in few words."""
+        text = f"slow: {_percent(self.share)} of the multiply-accumulates on {FALLBACK_DEVICE}"
+        return f"{text} ({self.remedies[0].summary})" if self.remedies else text
+
+    def __str__(self) -> str:
+        types = ", ".join(self.types[:MOST_REMEDIES])
+        if (more := len(self.types) - MOST_REMEDIES) > 0:
+            types += f" and {more} more"
+        share = f"{_percent(self.share)} of the multiply-accumulates"
+        text = f"slow: {share} run on {FALLBACK_DEVICE} ({types})"
+        if not self.remedies:
+            return f"{text}: no other device here has these operations"
+        return "; ".join([text, *map(str, self.remedies)])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}%"

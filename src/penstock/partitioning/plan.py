@@ -13,7 +13,7 @@ from penstock.errors import counted
 from penstock.hal import AccuracyClass
 from penstock.ir import Model, Operand
 from penstock.memory.layout import ArenaLayout
-from penstock.partitioning.placements import Alternative, Placement, Tuned, Worst
+from penstock.partitioning.placements import Alternative, Placement, Slow, Tuned, Worst
 
 if TYPE_CHECKING:
     from penstock.partitioning.drawing import Graph
@@ -153,6 +153,8 @@ class ExecutionPlan(Struct, frozen=True):
     What it runs here may take longer than a call in the caller's process may, because such a call
     cannot be stopped.
     """
+    slow: Slow | None = None
+    """Set by `penstock.compile` if most multiply-accumulates are on the reference device."""
 
     @property
     def forwards(self) -> tuple[tuple[int, int], ...]:
@@ -175,7 +177,11 @@ class ExecutionPlan(Struct, frozen=True):
         return "\n".join(_lines(self, WIDTH)) + "\n"
 
     def summary(self) -> str:
-        """The plan in one line. Names the accuracy class if it is not the default."""
+        """The plan in one line. Names the accuracy class if it is not the default.
+
+        If most multiply-accumulates are on the reference device it begins with that, and with the
+        first remedy.
+        """
         from penstock.partitioning.show import DEFAULT_CLASS
 
         placed = Counter(placement.device for placement in self.operations)
@@ -188,7 +194,7 @@ class ExecutionPlan(Struct, frozen=True):
             text += f", {counted(self.temporaries.nbytes, 'byte')} between steps"
         if unknown := len(self.temporaries.dynamic):
             text += f", {counted(unknown, 'value')} of unknown size between steps"
-        return text
+        return text if self.slow is None else f"{self.slow.summary}; {text}"
 
     def __repr__(self) -> str:
         from penstock.partitioning.show import line_of
@@ -208,7 +214,7 @@ class ExecutionPlan(Struct, frozen=True):
         """Everything but the models, as one JSON object.
 
         Its keys are `devices`, `steps`, `operations`, `forwards`, `temporaries`, `predicted_ns`,
-        `predicted_energy`, `alternatives`, `tuned`, `accuracy`, `doubts`, `apart`.
+        `predicted_energy`, `alternatives`, `tuned`, `accuracy`, `doubts`, `apart`, `slow`.
         """
         return msgspec.json.encode(_as_builtins(self)).decode()
 
@@ -306,6 +312,7 @@ def _lines(plan: ExecutionPlan, width: int) -> list[str]:
     texts = [
         f"plan: {plan.summary()}",
         show.describe_accuracy(plan.accuracy, plan.operations),
+        "" if plan.slow is None else str(plan.slow),
         *(f"{device}: {doubt}" for device, doubt in plan.doubts),
         *(f"{device} runs in a process of its own: {why}" for device, why in plan.apart),
         describe_prediction(plan),

@@ -116,6 +116,16 @@ def work_of(subgraph: Subgraph, operation: Operation) -> Work:
     return Work(WEIGHTS.get(kind, 1.0) * max(_count(inputs), _count(outputs)), nbytes)
 
 
+def products_of(subgraph: Subgraph, operation: Operation) -> float:
+    """The multiply-accumulates of *operation*, without weights; 0 if it is no matrix product."""
+    key = operation.key
+    if key not in RULES or key in WINDOWED:
+        return 0.0
+    weight = DEPTHWISE_WEIGHT if key == "DEPTHWISE_CONV_2D" else 1.0
+    weight = RECURRENT_WEIGHT if key in RECURRENT else weight
+    return work_of(subgraph, operation).macs / weight
+
+
 def times_of(subgraph: Subgraph, operation: Operation) -> tuple[float, float]:
     """Nanoseconds of *operation* on the reference, and at most on any engine on one core.
 
@@ -245,10 +255,11 @@ def _normalised(site: Site) -> float:
 
 
 POOLS: Final = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"})
-_RECURRENT: Final = (
+_RECURRENT_TYPES: Final = (
     "LSTM UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM QUANTIZED_LSTM "
     "QUANTIZED_16BIT_LSTM RNN UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF"
 )
+RECURRENT: Final = frozenset(_RECURRENT_TYPES.split())
 
 RULES: Final[dict[str, Rule]] = {
     "CONV_2D": _filtered(0),
@@ -265,7 +276,7 @@ RULES: Final[dict[str, Rule]] = {
     "CUSTOM:odml.scaled_dot_product_attention": lambda site: (
         2.0 * _count(site.inputs[:1]) * _dimension(site.inputs[1], 1)
     ),
-    **dict.fromkeys(_RECURRENT.split(), _recurrent),
+    **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(POOLS, _pooled),
     "STABLEHLO_REDUCE_WINDOW": _windowed,
     "LOCAL_RESPONSE_NORMALIZATION": _normalised,

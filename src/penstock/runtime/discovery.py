@@ -130,6 +130,14 @@ class Manager:
         with self._held(deadline_ns):
             return [driver.name for driver in self._all_drivers()]
 
+    def built_in(self, deadline_ns: int | None = None) -> list[Found]:
+        """The devices of Penstock's own drivers in this process, usable or not. No other driver is
+        loaded.
+        """
+        with self._held(deadline_ns):
+            drivers = [d for d in self._all_drivers() if d.distribution == DISTRIBUTION]
+            return [found for driver in drivers for found in driver.devices(False, deadline_ns)]
+
     def absent(self, isolate: bool | None = None) -> dict[str, str]:
         """The drivers whose host processes were unavailable at the last check, with reasons."""
         found = (driver.absent(isolate) for driver in self._drivers or ())

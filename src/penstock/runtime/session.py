@@ -212,6 +212,8 @@ class Session:
         options = CompileOptions(self.allow, caching, meanwhile, recorder, uncached=uncached)
         with isolated.answering() if isolated else nullcontext(), _ending(plan, devices):
             compilation = compile_plan(plan, devices, config, options)
+        if compilation.plan is not plan:
+            compilation = replace(compilation, plan=self._judged(compilation.plan, until))
         receipt = compilation.receipt
         steps = "; ".join(f"{step.device}, cache {step.cache}" for step in receipt.steps)
         counts = len(plan.operations), len(plan.steps), receipt.wall_ns / 1e9, receipt.compiles
@@ -228,7 +230,10 @@ class Session:
             why_not = keep(kept.case, occasion, plan, isolate, manager)
             outcome = replace(outcome, saved=not why_not, not_saved=why_not)
         tuning = self._notes_on_tuning(plan, config, is_measured=is_measured)
-        notes = (*tuning, *self._notes(plan), *left, *self._not_named(plan))
+        slow = () if compilation.plan.slow is None else (str(compilation.plan.slow),)
+        for note in slow:
+            log.warning("%s", note)
+        notes = (*slow, *tuning, *self._notes(plan), *left, *self._not_named(plan))
         receipt = replace(compilation.receipt, notes=notes, plan=outcome)
         compilation = replace(compilation, receipt=receipt)
         absence = None
@@ -261,7 +266,7 @@ class Session:
             occasion = compile_arguments.Occasion(*given, directory, verdicts=self._verdicts)
             with isolated.answering(in_half=True) if isolated else nullcontext():
                 before = len(self._verdicts)
-                plan = self._placed(occasion)
+                plan = self._judged(self._placed(occasion), until)
         return Planned(plan, devices, isolated, occasion, len(self._verdicts) > before)
 
     def _restored(self, restored: RestoredPlan, deadline_ns: int | None) -> Planned:
@@ -288,6 +293,15 @@ class Session:
         # The pools of this model record the copies for other processes.
         self.model = pooled(self.model)
         return IsolatedCompile(self.model, deadline_ns)
+
+    def _judged(self, plan: ExecutionPlan, deadline_ns: int | None) -> ExecutionPlan:
+        """*plan*, with what would mend it if most of its work is on the fallback device."""
+        if all(step.device != FALLBACK_DEVICE for step in plan.steps):
+            return plan if plan.slow is None else replace(plan, slow=None)
+        from penstock.runtime.mending import judged
+
+        is_listed = self.arguments.devices is not None
+        return judged(plan, self.policy, manager, deadline_ns, is_listed=is_listed)
 
     def _placed(self, occasion: compile_arguments.Occasion) -> ExecutionPlan:
         """The plan on the chosen devices, or with the fallback for dead or blocklisted ones."""
@@ -381,7 +395,9 @@ class Session:
         if is_named and any(why.admits for p in plan.operations for why in p.refusals.values()):
             from penstock.partitioning.remedies import refused_for_accuracy
 
-            notes += refused_for_accuracy(plan, plan.devices)
+            told = () if plan.slow is None else plan.slow.remedies
+            known = {name for r in told if r.kind == "accuracy" for name in r.devices}
+            notes += refused_for_accuracy(plan, [d for d in plan.devices if d not in known])
         notes += [f"{device}: {doubt}" for device, doubt in plan.doubts]
         notes += [f"device {d} runs in a process of its own: {why}" for d, why in plan.apart]
         return notes

@@ -35,7 +35,15 @@ from penstock.ir.digest import form_of
 from penstock.memory.layout import ArenaLayout
 from penstock.memory.sealed_file import SealedFile
 from penstock.partitioning import encoding, placement
-from penstock.partitioning.placements import Alternative, Measured, Placement, Tuned, Worst
+from penstock.partitioning.placements import (
+    Alternative,
+    Measured,
+    Placement,
+    Remedy,
+    Slow,
+    Tuned,
+    Worst,
+)
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 from penstock.runtime import installed, keeping, session
 from penstock.runtime.discovery import Manager
@@ -576,7 +584,7 @@ def test_every_field_of_a_plan_is_kept() -> None:
     x = builder.input(DType.FLOAT32, (1, 4), "x")
     model = builder.build(builder.operation("RELU", [x], [(DType.FLOAT32, (1, 4))]))
     refusal = errors.Refusal(
-        errors.RefusalCode.NO_ANSWER, "it died", errors.ErrorStatus.DEAD_OBJECT
+        errors.RefusalCode.NO_ANSWER, "it died", errors.ErrorStatus.DEAD_OBJECT, "relaxed"
     )
     branch = ExecutionPlan(model, (), (), (), ArenaLayout())
     step = ExecutionStep(
@@ -596,9 +604,13 @@ def test_every_field_of_a_plan_is_kept() -> None:
         "relaxed",
         (("one", "a doubt"),),
         (("two", "apart"),),
+        Slow(0.75, ("RELU",), (Remedy("install", ("three",), 0.5, "fix", "relaxed"),)),
     )  # fmt: skip
     assert plan.tuned is not None
-    parts: tuple[Struct, ...] = (plan, step, plan.operations[0], plan.tuned, plan.temporaries)
+    assert plan.slow is not None
+    parts: tuple[Struct, ...] = (
+        plan, step, plan.operations[0], plan.tuned, plan.temporaries, *plan.slow.remedies,
+    )  # fmt: skip
     for value in parts:
         kept = asdict(value)
         fresh = {f.name: f.default for f in fields(type(value)) if f.default is not NODEFAULT}
