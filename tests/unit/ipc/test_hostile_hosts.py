@@ -28,7 +28,7 @@ from penstock.ipc.host_sockets import Place
 from penstock.ipc.remote import Channel
 from penstock.ipc.starting import _enter
 from penstock.ipc.transport import HEADER, Connection, close_all
-from penstock.ir.validate import MAX_RANK
+from penstock.ir.types import MAX_RANK
 from tests.unit.ipc.test_hostile_sizes import Local
 
 CHECK = codec.encode(wire.Check())

@@ -46,7 +46,8 @@ from penstock.ipc.ring import Doorbell, Layout
 from penstock.ipc.ring_server import LentPool, RingServer
 from penstock.ipc.transport import Connection
 from penstock.ir.operand import Lifetime, Operand
-from penstock.ir.validate import MAX_RANK, _check_signature
+from penstock.ir.types import MAX_RANK
+from penstock.ir.validate import _check_signature
 from penstock.memory import MemoryPool
 from tests import support_isolated as support
 from tests.support_local import LocalChannel
