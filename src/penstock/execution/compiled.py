@@ -296,7 +296,7 @@ class CompiledModel(Closing):
     def __repr__(self) -> str:
         from penstock.partitioning.show import line_of
 
-        return line_of("CompiledModel", self.plan.summary())
+        return line_of("CompiledModel", self.plan.summary(), self.plan.warning)
 
     def _repr_html_(self) -> str:
         """The plan's table of steps, for a notebook."""

@@ -115,7 +115,7 @@ class Tuned(Struct, frozen=True):
     shapes: str = ""
 
 
-MOST_REMEDIES: Final = 3
+MOST_REMEDIES: Final = 4
 """Maximum remedies of a slow plan, and operation types that its note names."""
 
 Kind: TypeAlias = Literal["accuracy", "install", "devices", "policy", "tune", "failure"]

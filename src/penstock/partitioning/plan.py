@@ -199,7 +199,12 @@ class ExecutionPlan(Struct, frozen=True):
     def __repr__(self) -> str:
         from penstock.partitioning.show import line_of
 
-        return line_of("ExecutionPlan", self.summary())
+        return line_of("ExecutionPlan", self.summary(), self.warning)
+
+    @property
+    def warning(self) -> str:
+        """That most multiply-accumulates are on the reference device; empty if they are not."""
+        return "" if self.slow is None else self.slow.summary
 
     def _repr_html_(self) -> str:
         """The table of steps for a notebook."""

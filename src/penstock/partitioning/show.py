@@ -112,10 +112,13 @@ def describe_accuracy(allowed: AccuracyClass, operations: Sequence[Placement]) -
     return f"accuracy: {allowed} is allowed; of {amount}, their devices declare {declared}"
 
 
-def line_of(kind: str, text: str) -> str:
-    """`<kind: text>` in one line of limited length, for the `repr` of large values."""
+def line_of(kind: str, text: str, warning: str = "") -> str:
+    """`<kind: text>` in one line of limited length, for the `repr` of large values.
+
+    A *warning* that *text* begins with is not shortened.
+    """
     words = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
-    return shortened(f"<{kind}: {words}", MAX_LINE - 1) + ">"
+    return shortened(f"<{kind}: {words}", MAX_LINE - 1 + len(warning)) + ">"
 
 
 def types_of(operations: Iterable[Placement]) -> str:

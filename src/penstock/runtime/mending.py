@@ -9,7 +9,10 @@ from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.distribution import FALLBACK_DEVICE
+from penstock.errors import ModelError
 from penstock.hal import DeviceType
+from penstock.ir import Model, infer_shapes
+from penstock.ir.types import static_shape
 from penstock.partitioning.placements import Kind, Remedy, Slow
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
@@ -23,6 +26,7 @@ from penstock.partitioning.slow import (
     types_of,
 )
 from penstock.partitioning.support import collect_support
+from penstock.partitioning.work import GUESSED_BATCH
 from penstock.runtime.discovery import DeviceInfo, Manager
 from penstock.runtime.planning import trusted
 
@@ -66,14 +70,16 @@ def _claims_of_others(
 ) -> Iterator[Claim]:
     """What Penstock's own devices that the plan did not consider would take.
 
-    An engine that is not installed answers too: what it supports is known without it.
+    An engine that is not installed answers too: what it supports is known without it. A batch that
+    is unknown counts as `GUESSED_BATCH`, because runs have known shapes.
     """
+    model = _with_batch(plan.model)
     for found in manager.built_in(deadline_ns):
         info = found.info
         if info.name in plan.devices or info.only_when_named or not _may_be_mended(info):
             continue
         devices = trusted([found.device], policy)
-        (candidate,) = collect_support(plan.model, devices, policy, check_keys=False).candidates
+        (candidate,) = collect_support(model, devices, policy, check_keys=False).candidates
         taken = sum(macs for index, macs in slow.items() if candidate.answers[index].supported)
         refusals = {i: why for i in slow if (why := candidate.answers[i].refusal) is not None}
         classes = {index: why.admits for index, why in refusals.items() if why.admits}
@@ -82,6 +88,20 @@ def _claims_of_others(
             accuracy = laxest(classes.values()) if classes else ""
             kind: Kind = "devices" if info.usable else "install"
             yield Claim(kind, info.name, taken, left_out if info.usable else info.reason, accuracy)
+
+
+def _with_batch(model: Model) -> Model:
+    """*model* with a known batch, if that is all that is unknown; otherwise *model* itself."""
+    shapes = {
+        at: (GUESSED_BATCH, *operand.shape[1:])
+        for at, operand in enumerate(model.inputs)
+        if operand.shape and operand.shape[0] is None
+    }
+    known = {at: found for at, shape in shapes.items() if (found := static_shape(shape))}
+    try:
+        return infer_shapes(model, known)
+    except ModelError:
+        return model
 
 
 def _may_be_mended(info: DeviceInfo) -> bool:

@@ -15,7 +15,7 @@ import penstock
 from penstock import hal
 from penstock.errors import Refusal, RefusalCode
 from penstock.export import tflite
-from penstock.ir import DType, Model, ModelBuilder, infer_shapes
+from penstock.ir import DType, Model, ModelBuilder, Operand, infer_shapes
 from penstock.partitioning import Policy, place
 from penstock.partitioning.placements import Remedy, Slow
 from penstock.partitioning.plan import ExecutionPlan
@@ -91,7 +91,7 @@ def test_most_of_the_work_on_a_device_is_no_alarm() -> None:
     x = net.input(DType.FLOAT32, (1, 4), "x")
     for name, count, width in (("first", 64, 4), ("second", 4, 64)):
         weights = net.constant(np.ones((count, width), np.float32))
-        made = penstock.ir.Operand(DType.FLOAT32, (1, count), name=name)
+        made = Operand(DType.FLOAT32, (1, count), name=name)
         (x,) = net.operation("FULLY_CONNECTED", [x, weights, None], [made])
     plan = judged(net.build([x]), [NumpyDevice("a", first_only, other=QUICK)])
     slow, total = products_on_reference(plan)
@@ -143,6 +143,7 @@ def test_engines_that_are_not_installed_or_not_named_are_remedies() -> None:
     assert str(plan.slow.remedies[1]) == (
         f'coarse would take 100%: {install}, and Policy(accuracy="relaxed") (--accuracy relaxed)'
     )
+    assert "(missing: its engine is not installed: pip install it); 1 step, 2 op" in repr(plan)
     assert plan.slow.remedies[1].summary == f'coarse: {install}, accuracy="relaxed"'
 
 
@@ -178,6 +179,38 @@ def test_shapes_that_come_with_runs_have_plans_of_their_own() -> None:
     assert judged(infer_shapes(model, {0: (2, 4)}), [still]).slow is None
     assert judged(infer_shapes(model, {0: (2, 4)}), [NumpyDevice("a", RELU)]).slow is not None
     assert judged(model, [NumpyDevice("a", RELU)]).slow is not None
+    missing = processor(Missing("missing", DENSE, dynamic_outputs=False))
+    slow = judged(model, [NumpyDevice("a", RELU)], [missing]).slow
+    assert slow is not None
+    assert [remedy.devices for remedy in slow.remedies] == [("missing",)]
+
+
+def test_branches_that_are_taken_apart_count_half() -> None:
+    builder = ModelBuilder()
+    shape = (1, 256)
+    weights = np.ones((256, 256), np.float32)
+
+    def branch(name: str) -> int:
+        inner = builder.subgraph(name)
+        x = inner.input(DType.FLOAT32, shape, f"{name}_x")
+        made = Operand(DType.FLOAT32, shape, name=name)
+        return builder.add_subgraph(
+            inner.finish(
+                inner.operation("FULLY_CONNECTED", [x, inner.constant(weights), None], [made])
+            )
+        )
+
+    indexes = {"then_subgraph_index": branch("then"), "else_subgraph_index": branch("else")}
+    condition, x = builder.input(DType.BOOL, (), "c"), builder.input(DType.FLOAT32, shape, "x")
+    made = Operand(DType.FLOAT32, shape, name="y")
+    model = builder.build(list(builder.operation("IF", [condition, x], [made], indexes)))
+    only_then = NumpyDevice("a", lambda kind, name: kind != "IF" and name == "then", other=QUICK)
+    plan = place(model, [only_then, NumpyDevice("reference", DENSE | {"IF"})], Policy())
+    assert plan.steps[0].control is not None
+    assert products_on_reference(plan) == ({0: 128 * 256}, 256 * 256)
+    whole = place(model, [NumpyDevice("reference", DENSE | {"IF"})], Policy())
+    assert whole.steps[0].control is None
+    assert products_on_reference(whole) == ({0: 256 * 256}, 256 * 256)
 
 
 def test_multiply_accumulates_are_counted_without_weights() -> None:
