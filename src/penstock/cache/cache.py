@@ -173,14 +173,14 @@ class Cache:
 
     def clear(self) -> Removed:
         """Removes every entry not in use, also from the drivers' registries, measured placements,
-        kept answers and kept plans.
+        kept answers, kept plans and measured costs of engines.
 
         Returns the removed entries and what could not be removed. Raises `Unreadable`.
         """
         from penstock.cache.plans import KeptPlans
-        from penstock.cache.verdicts import KeptAnswers, Verdicts
+        from penstock.cache.verdicts import Calibrations, KeptAnswers, Verdicts
 
-        for records in (Verdicts, KeptAnswers, KeptPlans):
+        for records in (Verdicts, KeptAnswers, KeptPlans, Calibrations):
             records(self.directory).clear()
         return self._collect(-1)
 

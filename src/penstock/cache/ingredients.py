@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from functools import cache
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Final, Literal
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CACHE_SCHEMA: Final = "1"
 """Incremented if equal ingredients no longer give equal artefacts, or if the layout changes."""
 
+CALIBRATION_SCHEMA: Final = "1"
 PLACEMENT_SCHEMA: Final = "3"
 """Incremented if equal ingredients of a measured placement no longer mean equal plans."""
 
@@ -125,6 +126,24 @@ def driver_verdict_key(device: str, version: str, forms: Sequence[Form]) -> str:
     return record_key("driver verdict", ingredients)
 
 
+def calibration_key(device: Device, accuracy: str, num_threads: int) -> str:
+    """The key, 64 digits, of what operations cost on *device* with so many threads."""
+    # Commands that look after the cache load without NumPy, which this module needs.
+    from penstock.hal.device import is_isolated
+
+    ingredients = {
+        "device": device.name,
+        "version": device.version,
+        "source": origin_of(device),
+        "isolated": str(is_isolated(device)),
+        "accuracy": accuracy,
+        "num_threads": str(num_threads),
+        "processor": f"{cpu_features()} {processor_name()}",
+        "schema": CALIBRATION_SCHEMA,
+    }
+    return record_key("calibration", ingredients)
+
+
 def answers_key(model: Model, device: Device) -> str:
     """The key, 64 digits, of the answers of *device* about *model*."""
     ingredients = {
@@ -138,7 +157,7 @@ def answers_key(model: Model, device: Device) -> str:
 
 
 def record_key(
-    kind: Literal["placement verdict", "driver verdict", "support answers", "plan"],
+    kind: Literal["placement verdict", "driver verdict", "support answers", "plan", "calibration"],
     ingredients: Mapping[str, str],
 ) -> str:
     """The key, 64 digits, of a record of *kind* that depends on all *ingredients*."""
@@ -242,17 +261,28 @@ def _digest(domain: bytes, ingredients: Mapping[str, str]) -> bytes:
 @cache
 def cpu_features() -> str:
     """The processor's architecture and instruction-set features (Linux), or its name."""
-    found = [platform.machine() or "unknown"]
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            # All processors have the same features, and each one read costs the kernel time.
-            first = (line.partition(":") for line in takewhile(str.strip, islice(lines, 200)))
-            kinds = {"flags", "features", "isa"}
-            texts = [text for name, _, text in first if name.strip().lower() in kinds]
-            found += sorted({word for text in texts for word in text.split()})
+        texts = _of_first_processor({"flags", "features", "isa"})
     except OSError:
-        found += platform.processor().split()
-    return " ".join(found)
+        texts = [platform.processor()]
+    words = sorted({word for text in texts for word in text.split()})
+    return " ".join([platform.machine() or "unknown", *words])
+
+
+def processor_name() -> str:
+    """The name of the processor's model (Linux), or of its architecture."""
+    try:
+        return " ".join(_of_first_processor({"model name", "cpu part"})).strip()
+    except OSError:
+        return platform.processor()
+
+
+def _of_first_processor(names: AbstractSet[str]) -> list[str]:
+    """The texts that Linux gives under these names for the first processor. Raises `OSError`."""
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        # All processors have the same features, and each one read costs the kernel time.
+        first = (line.partition(":") for line in takewhile(str.strip, islice(lines, 200)))
+        return [text for name, _, text in first if name.strip().lower() in names]
 
 
 def no_entry(nearest: Mapping[str, str] | None, now: Mapping[str, str]) -> NoEntry:

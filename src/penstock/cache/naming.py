@@ -31,6 +31,9 @@ ANSWERS: Final = "support"
 PLANS: Final = "plans"
 """The directory of kept plans, below the cache directory."""
 
+CALIBRATIONS: Final = "calibrations"
+"""The directory of measured costs of engines, below the cache directory."""
+
 _DIGITS: Final = "0123456789abcdef"
 _LETTERS: Final = "ABCDEFGHIJKLMNOP"
 _TO_LETTERS: Final = str.maketrans(_DIGITS, _LETTERS)

@@ -19,7 +19,7 @@ NEAREST_AMONG: Final = 8
 FILE_DIGITS: Final = 16
 """Digits of a key that are those of the file's digest."""
 
-PLAN_SCHEMA: Final = "6"
+PLAN_SCHEMA: Final = "7"
 """Incremented if the bytes of a plan change, or if equal ingredients no longer give equal plans."""
 
 

@@ -1,5 +1,5 @@
-"""Stored, sealed verdicts: the best measured placement, what a driver computes wrongly, and which
-operations a device supports.
+"""Stored, sealed verdicts: the best measured placement, what a driver computes wrongly, which
+operations a device supports, and what operations cost on it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from penstock.cache.naming import ANSWERS, DRIVER_VERDICTS, VERDICTS
+from penstock.cache.naming import ANSWERS, CALIBRATIONS, DRIVER_VERDICTS, VERDICTS
 from penstock.cache.records import Record, SealedRecords
 from penstock.hal import AccuracyClass, Support
 from penstock.ir.form import Form
@@ -18,6 +18,7 @@ from penstock.sealed.places import state_directory
 MOST_VERDICTS: Final = 1024
 MOST_DRIVER_VERDICTS: Final = 256
 MOST_ANSWERS: Final = 1024
+MOST_CALIBRATIONS: Final = 256
 """Maximum stored verdicts of each kind; the oldest are removed first."""
 
 SHORT: Final = 12
@@ -63,6 +64,28 @@ class KeptAnswers(SealedRecords[Answers]):
     """The answers below one cache directory; see `SealedRecords`."""
 
     name, kind, domain, most = ANSWERS, Answers, b"penstock support answers", MOST_ANSWERS
+
+
+class Calibration(Record, frozen=True, kw_only=True):
+    """What operations cost on *device* of this *version*, with *num_threads*, in one class.
+
+    *costs* are those costs, as the writer encoded them. *samples* is how many small models were
+    measured.
+    """
+
+    device: str
+    version: str
+    num_threads: int
+    accuracy: AccuracyClass
+    samples: int
+    costs: msgspec.Raw
+
+
+class Calibrations(SealedRecords[Calibration]):
+    """The measured costs below one cache directory; see `SealedRecords`."""
+
+    name, kind, most = CALIBRATIONS, Calibration, MOST_CALIBRATIONS
+    domain = b"penstock calibration"
 
 
 class DriverVerdict(Record, frozen=True, kw_only=True):

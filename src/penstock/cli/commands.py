@@ -52,6 +52,11 @@ COMMANDS: Final[Mapping[str, Home]] = {
         "compare",
         "Find the first operation of MODEL whose result on a device departs from the reference's.",
     ),
+    "calibrate": Home(
+        "calibrate",
+        "calibrate",
+        "Measure what operations cost on each device, so that plans know this machine.",
+    ),
     "replay": Home(
         "capsules",
         "replay",

@@ -55,7 +55,7 @@ def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrang
     """The cheapest arrangement found that the policy allows. Raises `PlacementError`."""
     greedy.require_homes(table)
     if (found := _within_limits(table, judge, policy)) is not None:
-        return found
+        return _worth_its_error(table, judge, policy, found)
     words = f"min_coverage={policy.min_coverage:g} keeps it elsewhere"
     covered = _off_reference(table, Refusal(RefusalCode.LIMIT, words))
     try:
@@ -71,6 +71,56 @@ def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrang
     except PlacementError:
         found = _within_limits(table, judge, lax)
     return found or greedy.on_one_device(table, judge.prices.operations, lax, "", greedy.NO_REFUSAL)
+
+
+CLOSENESS: Final = 0.2
+"""Share of the error of predictions by which two single devices must differ to be told apart."""
+
+
+def _worth_its_error(
+    table: SupportTable, judge: Judge, policy: Policy, best: Arrangement
+) -> Arrangement:
+    """*best*, or a plan that it is not predicted to beat by more than predictions err.
+
+    A plan over several devices must gain more, against each single device, than the error of what
+    it moves away from it. Of single devices that differ less, the one with the lowest declared cost
+    stays: a small change of the measurements then changes no plan.
+    """
+    prices = judge.prices
+    if prices.declared is None or len(table.candidates) == 1:
+        return best
+    alone = [_legal(table, judge, one.assignment, policy) for one in _singles(table, judge)]
+    singles = {one.assignment: one for one in alone if one is not None}
+    if not singles:
+        return best
+    costs = {assignment: judge.plan(one.partitions) for assignment, one in singles.items()}
+    if best.assignment not in singles:
+        cost = judge.plan(best.partitions)
+        if all(costs[one] - cost > _error_of(prices, one, best.assignment) for one in singles):
+            return best
+    least = min(costs, key=costs.__getitem__)
+    limit = costs[least] * (1 + (prices.error - 1) * CLOSENESS)
+    close = [assignment for assignment, cost in costs.items() if cost <= limit]
+    declaring = Judge(table.model, prices.declared, judge.apart)
+    return singles[min(close, key=lambda one: declaring.plan(singles[one].partitions))]
+
+
+def _error_of(prices: Prices, alone: Sequence[int], several: Sequence[int]) -> float:
+    """The error of what *alone* is predicted to take for the operations that *several* moves."""
+    moved = (
+        row[own]
+        for row, own, new in zip(prices.operations, alone, several, strict=True)
+        if own != new
+    )
+    return (1 - 1 / prices.error) * math.fsum(moved)
+
+
+def _singles(table: SupportTable, judge: Judge) -> Iterator[Proposal]:
+    """The plan of each device that supports something, with the others as substitutes."""
+    for position in range(len(table.candidates)):
+        proposal = single_device(table, judge, position)
+        if position in proposal.assignment:
+            yield proposal
 
 
 def arrange_as(

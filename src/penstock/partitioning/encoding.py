@@ -82,7 +82,7 @@ class _Writer:
 
     def plan(self, plan: ExecutionPlan) -> Row:
         model, devices, steps, operations, temporaries, *rest = astuple(plan)
-        nanoseconds, energy, alternatives, tuned, accuracy, doubts, apart, slow = rest
+        nanoseconds, energy, alternatives, tuned, accuracy, doubts, apart, slow, basis = rest
         offsets, *sizes = astuple(temporaries)
         return (
             self.model(model),
@@ -98,6 +98,7 @@ class _Writer:
             doubts,
             apart,
             None if slow is None else self.slow(slow),
+            basis,
         )
 
     def step(self, step: ExecutionStep) -> Row:
@@ -161,7 +162,7 @@ class _Reader:
 
     def plan(self, row: Row) -> ExecutionPlan:
         model, devices, steps, operations, (offsets, *sizes), *rest = row
-        nanoseconds, energy, alternatives, tuned, accuracy, doubts, apart, slow = rest
+        nanoseconds, energy, alternatives, tuned, accuracy, doubts, apart, slow, basis = rest
         places = {key: tuple(place) for key, place in offsets.items()}
         return ExecutionPlan(
             self.models[model],
@@ -177,6 +178,7 @@ class _Reader:
             fixed(doubts),
             fixed(apart),
             None if slow is None else _slow(*slow),
+            basis,
         )
 
     def step(self, row: Row) -> ExecutionStep:

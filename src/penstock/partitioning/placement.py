@@ -17,6 +17,7 @@ from penstock.interrupts import polled
 from penstock.ir import Model, Subgraph
 from penstock.memory.layout import ArenaLayout
 from penstock.partitioning import support
+from penstock.partitioning.costs import NO_COSTS, Costs, basis_of
 from penstock.partitioning.fallback import permit_fallback
 from penstock.partitioning.placements import Alternative, Placement, Worst
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
@@ -39,12 +40,17 @@ def place(
     policy: Policy = DEFAULT_POLICY,
     preference: Preference = "fast_single_answer",
     assignment: Sequence[str] | None = None,
+    costs: Costs = NO_COSTS,
 ) -> ExecutionPlan:
     """Decides which of *devices* runs each operation of *model*'s entry subgraph; returns the plan.
 
     With `Policy(placement="cost")`, the plan has the least predicted time of the plans examined, or
-    for "low_power" the least energy. It is never predicted to cost more than any single device with
-    the others as substitutes. On a chain of operations it is optimal.
+    for "low_power" the least energy. On a chain of operations it is optimal.
+
+    *costs* are measured costs of devices by name; other devices cost what they declare. With them,
+    a plan over several devices must be predicted to gain more than the error of the predictions,
+    and of devices whose difference is smaller, the one that declares less is used. Without them, a
+    plan is never predicted to cost more than any single device with the others as substitutes.
 
     With "nnapi", each operation goes to the device with the smallest declared execution time (or
     power usage) for the element type of its first input (NNAPI section 4.3). Of equal devices the
@@ -67,7 +73,8 @@ def place(
     unknown preference, an object that is no device, two devices of one name, and policy keys that
     match nothing in this model.
     """
-    ground = _ground(support.collect_support(model, devices, policy), policy, preference)
+    answers = support.collect_support(model, devices, policy)
+    ground = _ground(answers, policy, preference, costs)
     if assignment is not None and len(assignment) == len(model.operations) and ground.live:
         from penstock.partitioning.arrangement import arrange_as
 
@@ -83,6 +90,7 @@ def candidates(
     devices: Sequence[Device],
     policy: Policy = DEFAULT_POLICY,
     preference: Preference = "fast_single_answer",
+    costs: Costs = NO_COSTS,
 ) -> list[tuple[str, ExecutionPlan]]:
     """Plans worth measuring, each with a name and no two alike. All satisfy *policy*.
 
@@ -92,7 +100,8 @@ def candidates(
     """
     from penstock.partitioning.arrangement import arrangements
 
-    ground = _ground(support.collect_support(model, devices, policy), policy, preference)
+    answers = support.collect_support(model, devices, policy)
+    ground = _ground(answers, policy, preference, costs)
     if not ground.live:
         return []
     return [
@@ -112,6 +121,7 @@ class _Ground(Struct, frozen=True):
     time: Judge
     judge: Judge
     apart: dict[int, Apart]
+    basis: str = ""
 
     @property
     def energy(self) -> bool:
@@ -163,6 +173,7 @@ class _Ground(Struct, frozen=True):
                 for c in self.asked.candidates
                 if c.name in used and c.capabilities.accuracy_doubt
             ),
+            basis=self.basis,
         )
 
     def with_unread(self, operations: Sequence[Placement] = ()) -> tuple[Placement, ...]:
@@ -224,6 +235,7 @@ def _ground(
     asked: support.SupportTable,
     policy: Policy,
     preference: Preference,
+    costs: Costs,
     depth: int = 0,
     room: Room | None = None,
 ) -> _Ground:
@@ -232,7 +244,7 @@ def _ground(
     live, energy = support.live_operations(asked.model), preference == "low_power"
     table = asked if len(live) == len(asked.model.operations) else asked.of(live)
     model = table.model
-    time = price(table)
+    time = price(table, costs)
     prices = price(table, energy=True) if energy else time
     apart: dict[int, Apart] = {}
     if len(table.candidates) > 1 and any(o.type in {"IF", "WHILE"} for o in model.operations):
@@ -244,14 +256,15 @@ def _ground(
 
         def branch(model: Model) -> ExecutionPlan:
             answers = support.collect_support(model, devices, inner, check_keys=False)
-            return _place(_ground(answers, inner, preference, depth + 1, left))
+            return _place(_ground(answers, inner, preference, costs, depth + 1, left))
 
         apart = take_apart(table, policy, prices, branch, depth, left, energy=energy)
         prices = with_apart(prices, {index: a.cost for index, a in apart.items()})
         time = with_apart(time, {index: a.time for index, a in apart.items()})
     judge = Judge(model, prices, apart)
     timed = Judge(model, time, apart) if energy else judge
-    return _Ground(asked, live, table, policy, preference, timed, judge, apart)
+    basis = basis_of(costs, [candidate.name for candidate in table.candidates])
+    return _Ground(asked, live, table, policy, preference, timed, judge, apart, basis)
 
 
 def _place(ground: _Ground) -> ExecutionPlan:

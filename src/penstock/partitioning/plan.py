@@ -155,6 +155,8 @@ class ExecutionPlan(Struct, frozen=True):
     """
     slow: Slow | None = None
     """Set by `penstock.compile` if most multiply-accumulates are on the reference device."""
+    basis: str = ""
+    """What predictions rest on, beside the costs that devices declare."""
 
     @property
     def forwards(self) -> tuple[tuple[int, int], ...]:
@@ -219,7 +221,7 @@ class ExecutionPlan(Struct, frozen=True):
         """Everything but the models, as one JSON object.
 
         Its keys are `devices`, `steps`, `operations`, `forwards`, `temporaries`, `predicted_ns`,
-        `predicted_energy`, `alternatives`, `tuned`, `accuracy`, `doubts`, `apart`, `slow`.
+        `predicted_energy`, `alternatives`, `tuned`, `accuracy`, `doubts`, `apart`, `slow`, `basis`.
         """
         return msgspec.json.encode(_as_builtins(self)).decode()
 
@@ -290,6 +292,8 @@ def describe_prediction(plan: ExecutionPlan) -> str:
     if plan.predicted_ns is None:
         return ""
     text = f"predicted: {duration(plan.predicted_ns)} a run"
+    if plan.basis:
+        text += f" by {plan.basis}"
     if plan.predicted_energy is not None:
         text += f", the energy of {duration(plan.predicted_energy)} of the reference"
     alone, idle, count = [], [], len(plan.operations)

@@ -1,9 +1,10 @@
 """Predicts the cost of a plan: `Judge` compares placements.
 
 The cost of a plan is the sum of its steps. The cost of a step is that of its operations on its
-device, one dispatch, and the runtime's work for a step. A device that does not share host memory
-adds the transfer of every value that enters or leaves it. Devices that share host memory transfer
-nothing between them.
+device, one dispatch, and the runtime's work for a step. It comes from measurements of the device
+(`penstock.partitioning.costs`), if there are any, and otherwise from what the device declares. A
+device that does not share host memory adds the transfer of every value that enters or leaves it.
+Devices that share host memory transfer nothing between them.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.hal import Capabilities, PerformanceInfo
+from penstock.hal.device import is_isolated
 from penstock.interrupts import polled
 from penstock.ir import Model, Operation
 from penstock.ir.types import is_static
 from penstock.ir.validate import subgraph_references
 from penstock.partitioning import work
-from penstock.partitioning.support import Partition, SupportTable
+from penstock.partitioning.costs import NO_COSTS, Costs, EngineCosts
+from penstock.partitioning.support import Candidate, Partition, SupportTable
 
 STEP_NS: Final = 3_000.0
 """Time of the runtime for one step of a run."""
@@ -43,6 +47,9 @@ class Prices(Struct, frozen=True):
     candidate. *steps* has the price of opening a step on each candidate, *moving* the price of a
     byte that enters or leaves it, *nbytes* the size of each operand. *worst* has each operation's
     upper bound in nanoseconds on any engine, including subgraphs (`times_of`).
+
+    *error* is the factor within which predictions are expected to lie; 1 if all costs are declared.
+    *declared* are the prices that the devices declare, if these prices are others.
     """
 
     operations: tuple[tuple[float, ...], ...]
@@ -50,12 +57,15 @@ class Prices(Struct, frozen=True):
     moving: tuple[float, ...]
     nbytes: tuple[float, ...]
     worst: tuple[float, ...] = ()
+    error: float = 1.0
+    declared: Prices | None = None
 
 
-def price(table: SupportTable, *, energy: bool = False) -> Prices:
+def price(table: SupportTable, costs: Costs = NO_COSTS, *, energy: bool = False) -> Prices:
     """The prices of every operation, step and byte of *table*, in time or in *energy*.
 
-    Time: the reference's estimated time for the operation, multiplied by the device's declared
+    Time: that of *costs* for a device that it has, and for operations whose cost it knows. Else the
+    reference's estimated time for the operation, multiplied by the device's declared
     execution time for the element type of its first input. Energy: the same estimate multiplied by
     the declared power usage, which is the device's energy for the work relative to the reference
     (NNAPI section 4.3). Dispatch and transfer count as host time at the reference's power. The
@@ -82,15 +92,29 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
                 for (ns, worst), no_bound in zip(times, endless, strict=True)
             ]
     base = {index: [ns for ns, _ in times] for index, times in both.items()}
-    columns = [_column(model, order, base, c.capabilities, energy) for c in table.candidates]
-    capabilities = [c.capabilities for c in table.candidates]
-    return Prices(
+    known = {} if energy else costs
+    measured = [known.get(c.name) for c in table.candidates]
+    pairs = list(zip(table.candidates, measured, strict=True))
+    columns = [_column(model, order, base, c.capabilities, energy, own) for c, own in pairs]
+    prices = Prices(
         tuple(zip(*columns, strict=True)) if columns else ((),) * len(model.operations),
-        tuple(STEP_NS + min(UNDECLARED, max(0, one.dispatch_ns)) for one in capabilities),
-        tuple(map(byte_ns, capabilities)),
+        tuple(_step_ns(c, own) for c, own in pairs),
+        tuple(byte_ns(c.capabilities) + (own.edge_ns if own else 0.0) for c, own in pairs),
         tuple(0.0 if o.is_constant else work.nbytes_of(o) for o in model.operands),
         _worst(model, order, {index: [w for _, w in times] for index, times in both.items()}),
     )
+    if not any(measured):
+        return prices
+    error = max(own.error for own in measured if own is not None)
+    return replace(prices, error=error, declared=price(table))
+
+
+def _step_ns(candidate: Candidate, measured: EngineCosts | None) -> float:
+    declared = STEP_NS + min(UNDECLARED, max(0, candidate.capabilities.dispatch_ns))
+    if measured is None:
+        return declared
+    # Costs of another process of the device do not have what its calls take.
+    return max(declared, measured.step_ns) if is_isolated(candidate.device) else measured.step_ns
 
 
 def _worst(model: Model, order: Iterable[int], worst: dict[int, list[float]]) -> tuple[float, ...]:
@@ -192,6 +216,7 @@ def _column(
     base: dict[int, list[float]],
     capabilities: Capabilities,
     energy: bool,
+    measured: EngineCosts | None = None,
 ) -> list[float]:
     sums: dict[int, float] = {}
     prices: list[float] = []
@@ -199,8 +224,11 @@ def _column(
         graph = model.subgraphs[index]
         prices = []
         for operation, ns in polled(zip(graph.operations, base[index], strict=True)):
-            factor = declared_cost(model, index, operation, capabilities, energy=energy)
-            prices.append(min(UNDECLARED, ns * factor))
+            known = None if measured is None else measured.nanoseconds(graph, operation)
+            if known is None:
+                factor = declared_cost(model, index, operation, capabilities, energy=energy)
+                known = ns * factor
+            prices.append(min(UNDECLARED, known))
         for at, operation in enumerate(polled(graph.operations)):
             for target in subgraph_references(operation):
                 inner = sums[target]

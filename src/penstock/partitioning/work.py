@@ -121,9 +121,14 @@ def products_of(subgraph: Subgraph, operation: Operation) -> float:
     key = operation.key
     if key not in RULES or key in WINDOWED:
         return 0.0
-    weight = DEPTHWISE_WEIGHT if key == "DEPTHWISE_CONV_2D" else 1.0
-    weight = RECURRENT_WEIGHT if key in RECURRENT else weight
-    return work_of(subgraph, operation).macs / weight
+    return work_of(subgraph, operation).macs / weight_of(key)
+
+
+def weight_of(key: str) -> float:
+    """The weight of a multiply-accumulate or element in operations of this type."""
+    if key in RECURRENT:
+        return RECURRENT_WEIGHT
+    return DEPTHWISE_WEIGHT if key == "DEPTHWISE_CONV_2D" else WEIGHTS.get(key, 1.0)
 
 
 def times_of(subgraph: Subgraph, operation: Operation) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from penstock.execution.interface import Interface, find_name
 from penstock.hal.config import PORTABLE, ProgressCallback
 from penstock.ir import Model
 from penstock.logs import Log
+from penstock.partitioning.costs import NO_COSTS, Costs
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo
 
@@ -67,7 +68,7 @@ class Occasion(Struct, frozen=True):
     after. *named* maps names to the devices that plans may use. *directory* is the cache directory
     (None: no verdict is read or stored there). *counter* finds the energy counter (None: the
     machine's); *clock* gives nanoseconds (None: the machine's clock). *verdicts* are those that the
-    same compiled model has measured, by key.
+    same compiled model has measured, by key. *costs* are the measured costs of the devices.
     """
 
     source: Model
@@ -81,6 +82,7 @@ class Occasion(Struct, frozen=True):
     counter: Callable[[], Counter | None] | None = None
     clock: Callable[[], int] | None = None
     verdicts: dict[str, Verdict] | None = None
+    costs: Costs = NO_COSTS
 
     @property
     def measured_shapes(self) -> dict[int, tuple[int, ...]]:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from penstock import errors, knobs, loaders
 from penstock.cache.ingredients import cpu_features
-from penstock.cache.naming import VERDICTS
+from penstock.cache.naming import CALIBRATIONS, VERDICTS
 from penstock.cache.plans import PLAN_SCHEMA, KeptPlan, KeptPlans, no_plan, plan_key
 from penstock.compilation.step_receipt import CacheOutcome, fault_of
 from penstock.distribution import DISTRIBUTION
@@ -54,6 +54,7 @@ CHUNK: Final = 1 << 24
 EVERY_DEVICE: Final = "every usable one"
 
 MEASURED: Final = "\nmeasured placement"
+COSTS: Final = "\nmeasured costs"
 CODE: Final = "\ncode"
 """Names in `KeptPlan.rests_on` beside those of devices, which are one line."""
 
@@ -202,8 +203,12 @@ def look_up(
             continue
         if name == MEASURED:
             key, _, mark = was.partition(" ")
-            if mark != _mark(case.directory, key):
+            if mark != _mark(case.directory, VERDICTS, key):
                 raise errors.IngredientChanged("the measured placement is another")
+            continue
+        if name == COSTS:
+            if was != _costs_text(case.directory, [one.split(" ")[0] for one in was.split("\n")]):
+                raise errors.IngredientChanged("the measured costs of operations are others")
             continue
         driver, _, identity = was.partition("\n")
         one = manager.of_driver(driver, name, arguments.isolate, deadline_ns)
@@ -236,7 +241,9 @@ def keep(
             files = loaded_files()
             rests_on[CODE] = "\n".join([state_of(files), *files])
         verdict = occasion.verdict_key
-        rests_on[MEASURED] = f"{verdict} {_mark(case.directory, verdict)}"
+        rests_on[MEASURED] = f"{verdict} {_mark(case.directory, VERDICTS, verdict)}"
+        if keys := _costs_keys(occasion):
+            rests_on[COSTS] = _costs_text(case.directory, keys)
         kept = KeptPlan(
             key=case.key,
             ingredients=case.ingredients,
@@ -324,10 +331,25 @@ def _state_of(files: Sequence[str]) -> str:
         return ""
 
 
-def _mark(directory: str, verdict: str) -> str:
-    """Size and time of the stored verdict of that key; "none" without one."""
+def _costs_keys(occasion: Occasion) -> list[str]:
+    """The keys of the costs that the plan is made with, whether there are any."""
+    from penstock.cache.ingredients import calibration_key
+    from penstock.runtime.calibration.tables import MODES
+
+    if occasion.policy.placement != "cost":
+        return []
+    mode, threads = MODES[occasion.policy.accuracy], occasion.config.num_threads or 1
+    return [calibration_key(device, mode, threads) for device in occasion.devices]
+
+
+def _costs_text(directory: str, keys: Sequence[str]) -> str:
+    return "\n".join(f"{key} {_mark(directory, CALIBRATIONS, key)}" for key in keys)
+
+
+def _mark(directory: str, records: str, key: str) -> str:
+    """Size and time of the file of that key among the *records*; "none" without one."""
     try:
-        status = os.stat(os.path.join(directory, VERDICTS, f"{verdict}.json"))
+        status = os.stat(os.path.join(directory, records, f"{key}.json"))
     except OSError:
         return "none"
     return f"{status.st_size} {status.st_mtime_ns}"

@@ -16,6 +16,7 @@ from penstock.hal import Device, PrepareConfig
 from penstock.hal.device import is_isolated
 from penstock.interrupts import current_deadline
 from penstock.ir import Model
+from penstock.partitioning.costs import Costs
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.compile_arguments import Occasion
@@ -32,6 +33,8 @@ def plan_model(occasion: Occasion, *, measure: bool = False, keep: bool = False)
     of these functions, and `Cancelled` or `MissedDeadline*` during a measurement.
     """
     model, policy, directory = occasion.model, occasion.policy, occasion.directory
+    if policy.placement == "cost" and model.operations:
+        occasion = replace(occasion, costs=_costs_of(occasion))
     devices = trusted(_remembering(occasion.devices, directory if keep else None), policy)
     choice = policy.placement == "cost" and len(devices) > 1 and bool(model.operations)
     stored = occasion.verdicts or (directory is not None and _has(directory, VERDICTS))
@@ -45,7 +48,15 @@ def plan_model(occasion: Occasion, *, measure: bool = False, keep: bool = False)
             return tuned_plan(occasion)
     from penstock.partitioning.placement import place
 
-    return place(model, devices, policy, occasion.config.preference)
+    return place(model, devices, policy, occasion.config.preference, costs=occasion.costs)
+
+
+def _costs_of(occasion: Occasion) -> Costs:
+    """What operations cost on the devices of *occasion*: as measured here, or as shipped."""
+    from penstock.runtime.calibration.tables import costs_for
+
+    threads = occasion.config.num_threads or 1
+    return costs_for(occasion.devices, occasion.policy.accuracy, threads, occasion.directory)
 
 
 def _remembering(devices: Sequence[Device], directory: str | None) -> Sequence[Device]:

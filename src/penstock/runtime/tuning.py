@@ -43,9 +43,8 @@ MOST_CANDIDATES: Final = 12
 
 def placed(occasion: Occasion, assignment: Sequence[str] | None = None) -> ExecutionPlan:
     """Calls `penstock.partitioning.placement.place` for this compile."""
-    return place(
-        occasion.model, occasion.devices, occasion.policy, occasion.config.preference, assignment
-    )
+    given = occasion.model, occasion.devices, occasion.policy, occasion.config.preference
+    return place(*given, assignment, occasion.costs)
 
 
 def measured_series(
@@ -208,9 +207,8 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
     if low_power and counter is None:
         return _not_measured(plan, NO_COUNTER)
     # All their operations are in the policy's accuracy class.
-    found = candidates(
-        occasion.model, occasion.devices, occasion.policy, occasion.config.preference
-    )
+    given = occasion.model, occasion.devices, occasion.policy, occasion.config.preference
+    found = candidates(*given, occasion.costs)
     plans = dict(found[:MOST_CANDIDATES])
     if len(plans) == 1:
         name, only = next(iter(plans.items()))

@@ -27,6 +27,7 @@ PLAIN = (
     "dump m.tflite --after load",
     "bench m.tflite random --runs 5 --seconds 1e-2 --warmup 0 --tune",
     "compare m.tflite --against reference --seed 7",
+    "calibrate m.tflite n.onnx --device llvm --seconds 0.5 --dir here",
     "replay f.capsule --timeout 0.5 --runs 2",
     "devices",
     "doctor --last-crash",

@@ -605,6 +605,7 @@ def test_every_field_of_a_plan_is_kept() -> None:
         (("one", "a doubt"),),
         (("two", "apart"),),
         Slow(0.75, ("RELU",), (Remedy("install", ("three",), 0.5, "fix", "relaxed"),)),
+        "measurements",
     )  # fmt: skip
     assert plan.tuned is not None
     assert plan.slow is not None

@@ -33,6 +33,9 @@ PERFORMANCE: Final = {kind: hal.PerformanceInfo(cost, cost) for kind, cost in CO
 """Measured on one thread of an x86-64 processor with AVX-512, on networks."""
 
 OTHER: Final = hal.PerformanceInfo(execution_time=0.05, power_usage=0.05)
+BRANCH: Final = hal.PerformanceInfo(execution_time=0.01, power_usage=0.01)
+"""The overhead of an IF or WHILE, without its branches: a jump."""
+
 DISPATCH_NS: Final = 2_000
 
 RULES: Final = (
@@ -68,6 +71,8 @@ class LlvmDevice(EngineDevice):
         claims = hal.Capabilities(
             performance=PERFORMANCE,
             default_performance=OTHER,
+            if_performance=BRANCH,
+            while_performance=BRANCH,
             dynamic_outputs=False,
             dispatch_ns=DISPATCH_NS,
             baselines=tuple(processor.BASELINES),

@@ -1,0 +1,202 @@
+"""What operations cost on an engine, from times of small models on one machine.
+
+The time of an operation is a sum of four terms: a fixed time, and a time for each multiply-
+accumulate (or element), for each byte of values that it reads and writes, and for each byte of its
+constants. The factors of the terms are a *cell*: one for each kind of operation and element type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from penstock.ir import DType, Operation, Subgraph
+from penstock.ir.types import static_shape
+from penstock.partitioning import work
+
+Features: TypeAlias = "tuple[float, float, float, float]"
+"""1, multiply-accumulates or elements, bytes of values, bytes of constants."""
+
+NOTHING: Final[Features] = (0.0, 0.0, 0.0, 0.0)
+FEW_CHANNELS: Final = 4
+"""Input channels of a picture, for which kernels of convolutions are less efficient."""
+
+
+class EngineCosts(Struct, frozen=True):
+    """The costs of one engine.
+
+    *cells* has nanoseconds for each of the `Features`, by cell, in a model of that kind alone. In a
+    network they are multiplied by *together*, and *overhead* of the element type is added.
+    *step_ns* is the time of a step beyond its operations, and *edge_ns* the time for each byte of
+    its inputs and outputs. *error* is the factor within which nine of ten measured times of whole
+    models are expected to lie. *source* says where the costs are from.
+    """
+
+    cells: dict[str, Features]
+    together: dict[str, float]
+    overhead: dict[str, float]
+    step_ns: float
+    edge_ns: float
+    error: float
+    source: str
+
+    def nanoseconds(self, subgraph: Subgraph, operation: Operation) -> float | None:
+        """The time of *operation*, without subgraphs that it enters; None if it is not known."""
+        if operation.key in ENTERING:
+            return None
+        features = features_of(subgraph, operation)
+        if features is NOTHING:
+            return 0.0
+        return self.of(cell_of(subgraph, operation), features)
+
+    def of(self, cell: str, features: Features) -> float | None:
+        """The time of an operation with these *features* that belongs to *cell*."""
+        kind, _, dtype = cell.rpartition(" ")
+        for name in (cell, *(f"{kind} {other}" for other in NEAREST.get(dtype, ()))):
+            if (factors := self.cells.get(name)) is not None:
+                alone = sum(ns * amount for ns, amount in zip(factors, features, strict=True))
+                return alone * self.together.get(name, 1.0) + self.overhead.get(dtype, 0.0)
+        return None
+
+
+Costs: TypeAlias = Mapping[str, EngineCosts]
+"""The costs of engines by the name of their device. Other devices cost what they declare."""
+
+NO_COSTS: Final[Costs] = {}
+"""Every device costs what it declares."""
+
+
+def basis_of(costs: Costs, devices: Iterable[str]) -> str:
+    """What predictions for *devices* rest on, as text; empty if they declare all their costs."""
+    sources = dict.fromkeys(costs[name].source for name in devices if name in costs)
+    return " and ".join(sources)
+
+
+NEAREST: Final[dict[str, tuple[str, ...]]] = {
+    "hybrid": ("float32", "int8"),
+    "uint8": ("int8",),
+    "int8": ("uint8",),
+    "int16": ("float32", "int8"),
+    "other": ("float32", "int8"),
+    "float32": ("int8",),
+}
+"""For an element type without a cell, those whose cell is used instead."""
+
+ENTERING: Final = frozenset({
+    "IF", "WHILE", "CALL", "CALL_ONCE", "STABLEHLO_WHILE", "STABLEHLO_CASE", "STABLEHLO_COMPOSITE",
+})  # fmt: skip
+"""Operations whose own cost is declared: what they cost is what they enter."""
+
+
+def cell_of(subgraph: Subgraph, operation: Operation) -> str:
+    """The name of the cell of *operation*."""
+    return f"{kind_of(subgraph, operation)} {type_of(subgraph, operation)}"
+
+
+def type_of(subgraph: Subgraph, operation: Operation) -> str:
+    """float32, int8, uint8, "hybrid" for float32 with integer weights, or "other"."""
+    at = SOURCE.get(operation.key, 0)
+    operands = [subgraph.operands[i] for i in operation.inputs]
+    if not operands:
+        return "other"
+    dtype = operands[at].dtype if at < len(operands) else operands[0].dtype
+    if operation.key == "QUANTIZE" and dtype.is_float:
+        dtype = subgraph.operands[operation.outputs[0]].dtype
+    if operation.key == "DEQUANTIZE":
+        dtype = DType.FLOAT32
+    if dtype.is_float:
+        weights = operands[1] if len(operands) > 1 and operation.key in WEIGHTED else None
+        is_hybrid = weights is not None and weights.is_constant and not weights.dtype.is_float
+        return "hybrid" if is_hybrid else "float32"
+    return dtype.value if dtype in {DType.INT8, DType.UINT8, DType.INT16} else "other"
+
+
+def kind_of(subgraph: Subgraph, operation: Operation) -> str:
+    """The kind whose measurements stand for *operation*."""
+    key = operation.key
+    if key in CONVOLUTIONS:
+        shape = static_shape(subgraph.operands[operation.inputs[1]].shape)
+        if shape is None or len(shape) != 4:
+            return "CONV_2D"
+        if shape[1] == shape[2] == 1:
+            return "CONV_2D 1x1"
+        return "CONV_2D few" if shape[3] <= FEW_CHANNELS else "CONV_2D"
+    kind = STANDS_FOR.get(key, UNKNOWN)
+    return f"{kind} spread" if kind in SPREADING and _is_spread(subgraph, operation) else kind
+
+
+def _is_spread(subgraph: Subgraph, operation: Operation) -> bool:
+    """Whether elements of an input are repeated along other axes than the first ones."""
+    shapes = [static_shape(subgraph.operands[i].shape) for i in operation.inputs]
+    result = static_shape(subgraph.operands[operation.outputs[0]].shape)
+    if result is None or None in shapes:
+        return False
+    for shape in shapes:
+        own = (1,) * (len(result) - len(shape or ())) + (shape or ())
+        met = [at for at, size in enumerate(own) if size != 1]
+        tail = result[met[0] :] if met else ()
+        if met and own[met[0] :] != tail:
+            return True
+    return False
+
+
+def features_of(subgraph: Subgraph, operation: Operation) -> Features:
+    """The amounts that the terms are multiplied with; `NOTHING` for what engines compute once."""
+    inputs = [subgraph.operands[i] for i in operation.inputs]
+    if operation.key in work.VIEWS or all(o.is_constant or not o.has_value for o in inputs):
+        return NOTHING
+    found = work.work_of(subgraph, operation)
+    amount = found.macs / work.weight_of(operation.key)
+    constants = sum(work.nbytes_of(o) for o in inputs if o.is_constant and o.has_value)
+    return 1.0, amount, found.nbytes, constants
+
+
+CONVOLUTIONS: Final = frozenset({"CONV_2D", "GROUPED_CONV_2D"})
+WEIGHTED: Final = frozenset({
+    "CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV",
+    "BATCH_MATMUL", "CONV_3D",
+})  # fmt: skip
+SOURCE: Final = {"TRANSPOSE_CONV": 2, "CONV_3D_TRANSPOSE": 2, "SPLIT": 1}
+"""The index of the input that has the values, if it is not 0."""
+
+SPREADING: Final = frozenset({"ADD", "MUL"})
+"""Kinds for which it matters whether an input is repeated along inner axes."""
+
+UNKNOWN: Final = ""
+"""The kind of an operation for which no measurement stands."""
+
+_LIKE: Final = {
+    "CONV_2D": "CONV_3D STABLEHLO_CONVOLUTION",
+    "TRANSPOSE_CONV": "TRANSPOSE_CONV CONV_3D_TRANSPOSE CUSTOM:Convolution2DTransposeBias",
+    "DEPTHWISE_CONV_2D": "DEPTHWISE_CONV_2D",
+    "FULLY_CONNECTED": "FULLY_CONNECTED",
+    "BATCH_MATMUL": "BATCH_MATMUL STABLEHLO_DOT_GENERAL",
+    "ADD": "ADD SUB MAXIMUM MINIMUM ADD_N",
+    "MUL": "MUL DIV SQUARED_DIFFERENCE",
+    "RELU": "RELU RELU6 RELU_N1_TO_1 LEAKY_RELU PRELU ABS NEG SQUARE FLOOR CEIL ROUND",
+    "LOGISTIC": (
+        "LOGISTIC TANH EXP LOG SIN COS GELU ELU POW SQRT RSQRT HARD_SWISH ATAN2 "
+        "STABLEHLO_EXPONENTIAL STABLEHLO_LOG STABLEHLO_LOGISTIC STABLEHLO_TANH STABLEHLO_COSINE "
+        "STABLEHLO_POWER STABLEHLO_CBRT STABLEHLO_RSQRT"
+    ),
+    "SOFTMAX": "SOFTMAX LOG_SOFTMAX L2_NORMALIZATION INSTANCE_NORMALIZATION",
+    "MAX_POOL_2D": (
+        "MAX_POOL_2D AVERAGE_POOL_2D L2_POOL_2D STABLEHLO_REDUCE_WINDOW "
+        "LOCAL_RESPONSE_NORMALIZATION CUSTOM:MaxPoolingWithArgmax2D"
+    ),
+    "MEAN": ("MEAN SUM REDUCE_MAX REDUCE_MIN REDUCE_PROD"),
+    "RESIZE_BILINEAR": "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR ROI_ALIGN",
+    "CONCATENATION": "CONCATENATION PACK",
+    "STRIDED_SLICE": "STRIDED_SLICE SLICE SPLIT SPLIT_V UNPACK",
+    "GATHER": "GATHER EMBEDDING_LOOKUP",
+    "PAD": "PAD PADV2 MIRROR_PAD",
+    "TRANSPOSE": (
+        "TRANSPOSE SPACE_TO_DEPTH DEPTH_TO_SPACE SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND "
+        "CHANNEL_SHUFFLE CUSTOM:MaxUnpooling2D"
+    ),
+    "QUANTIZE": "QUANTIZE DEQUANTIZE CAST",
+}
+STANDS_FOR: Final = {key: kind for kind, keys in _LIKE.items() for key in keys.split()}
+"""The measured kind of each type of operation."""

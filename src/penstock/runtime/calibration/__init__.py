@@ -1,0 +1,1 @@
+"""Measures what kinds of operations cost on the engines of this machine."""

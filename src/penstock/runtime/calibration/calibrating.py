@@ -1,0 +1,78 @@
+"""`calibrate`: measures devices, and keeps their costs beside the cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from penstock.hal import AccuracyClass, Device
+from penstock.ir import Model
+from penstock.partitioning.costs import EngineCosts, cell_of
+from penstock.runtime.calibration.fitting import fit
+from penstock.runtime.calibration.samples import EDGE, NETWORK, STEP, Sample, samples
+from penstock.runtime.calibration.tables import MEASURED_SOURCE, MODES, keep, shipped_costs
+from penstock.runtime.calibration.timing import time_samples
+
+SECONDS: Final = 3.0
+"""Processor time that one device is measured for, unless told otherwise."""
+
+
+class Calibrated(Struct, frozen=True):
+    """The measurement of one *device*: how many *samples*, in *seconds* of processor time, the
+    *costs* found, None if it ran no sample, and why they are not kept, or an empty text.
+    """
+
+    device: str
+    samples: int
+    seconds: float
+    costs: EngineCosts | None
+    not_kept: str = ""
+
+
+def calibrate(
+    device: Device,
+    directory: str | None,
+    *,
+    accuracy: AccuracyClass = "faithful",
+    num_threads: int = 1,
+    seconds: float = SECONDS,
+    models: Sequence[Model] = (),
+    pause: Callable[[], None] = lambda: None,
+) -> Calibrated:
+    """Measures small models on *device* for *seconds* of processor time of this process.
+
+    The costs are kept in the cache *directory*, if one is given, and used by every later compile
+    with this version of the device, this processor, class and number of threads. Cells that occur
+    in *models* are measured first. *pause* is called between two samples.
+    """
+    mode = MODES[accuracy]
+    began = time.process_time()
+    wanted = {cell_of(g, o) for model in models for g in model.subgraphs for o in g.operations}
+    order = in_order(samples(), wanted)
+    timings = time_samples(device, order, mode, num_threads, seconds=seconds, pause=pause)
+    costs, not_kept = None, ""
+    if timings:
+        shipped = shipped_costs(device, mode, num_threads)
+        costs = fit(timings, shipped, MEASURED_SOURCE)
+        if directory is not None:
+            not_kept = keep(directory, device, mode, num_threads, len(timings), costs)
+    spent = time.process_time() - began
+    return Calibrated(device.name, len(timings), spent, costs, not_kept)
+
+
+def in_order(every: Iterable[Sample], wanted: set[str]) -> list[Sample]:
+    """*every* sample, those first that all costs need, then those of *wanted* cells."""
+    first = {STEP, EDGE}
+
+    def rank(sample: Sample) -> int:
+        if sample.cell in first:
+            return 0
+        # Networks take longest, and shipped tables know what they tell.
+        if sample.cell.startswith(NETWORK):
+            return 3
+        return 1 if sample.cell in wanted or not wanted else 2
+
+    return sorted(every, key=rank)

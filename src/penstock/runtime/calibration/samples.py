@@ -1,0 +1,288 @@
+"""Small models that are timed to learn what kinds of operations cost on a device.
+
+Most have one kind of operation with one element type, in a size that real networks have. Their cell
+is the one that `penstock.partitioning.costs` looks up for their operations. Others are networks of
+several kinds: they tell by how much operations cost more together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.ir import DType, Model, Quantization
+from penstock.partitioning.costs import FEW_CHANNELS
+from penstock.runtime.calibration.draft import Draft, Shape, Value
+from penstock.runtime.calibration.networks import NETWORKS
+
+STEP: Final = "STEP"
+"""The cell of the sample whose time is that of a step, and hardly that of its operation."""
+
+EDGE: Final = "EDGE"
+"""The cell of the samples that tell what the first reading of a model's inputs costs, and the
+writing of its outputs: they differ in the number of operations alone.
+"""
+
+NETWORK: Final = "NETWORK"
+"""The first word of the cells of networks; the second is the element type."""
+
+CHAIN: Final = 4
+"""Operations of a kind that follow each other, so that what an engine does to a model's inputs and
+outputs counts less.
+"""
+
+
+class Sample(Struct, frozen=True):
+    """A model to be timed. *cell* is that of its operations; *name* says kind, type and size."""
+
+    name: str
+    cell: str
+    make: Callable[[], Model]
+
+
+Recipe: TypeAlias = Callable[[Draft, Shape], Value]
+"""Adds the operations of one kind in one size, and returns the result."""
+
+
+def _convolution(draft: Draft, size: Shape) -> Value:
+    """*size* is (height, width, input channels, output channels, kernel, stride)."""
+    high, wide, depth, outputs, kernel, stride = size
+    value = draft.input((1, high, wide, depth))
+    for _ in range(CHAIN if stride == 1 and depth > FEW_CHANNELS else 1):
+        value = draft.convolution(value, outputs, kernel, stride)
+        depth, outputs = outputs, depth
+    return value
+
+
+def _depthwise(draft: Draft, size: Shape) -> Value:
+    """*size* is (height, width, channels, kernel, stride)."""
+    high, wide, depth, kernel, stride = size
+    value = draft.input((1, high, wide, depth))
+    for _ in range(CHAIN if stride == 1 else 1):
+        value = draft.depthwise(value, kernel, stride)
+    return value
+
+
+def _transposed(draft: Draft, size: Shape) -> Value:
+    """*size* is (height, width, input channels, output channels, kernel); the stride is 2."""
+    high, wide, depth, outputs, kernel = size
+    weights = draft.filter((outputs, kernel, kernel, depth), 0)
+    shape = (1, high * 2, wide * 2, outputs)
+    inputs: list[Value | int] = [
+        draft.integers(*shape),
+        weights,
+        draft.input((1, high, wide, depth)),
+    ]
+    return draft.add(
+        "TRANSPOSE_CONV", inputs, shape, {"padding": "SAME", "stride_h": 2, "stride_w": 2}
+    )
+
+
+def _connected(draft: Draft, size: Shape) -> Value:
+    """*size* is (rows, inputs, outputs)."""
+    rows, depth, outputs = size
+    value = draft.input((rows, depth))
+    for _ in range(CHAIN):
+        value = draft.connected(value, outputs)
+        depth, outputs = outputs, depth
+    return value
+
+
+def _matmul(draft: Draft, size: Shape) -> Value:
+    """*size* is (batch, rows, depth, columns). Beside int16 values stand int8 constants."""
+    batch, rows, depth, columns = size
+    given, other = draft.input((batch, rows, depth)), (batch, depth, columns)
+    second = draft.weights_of(other) if draft.dtype is DType.INT16 else draft.input(other)
+    return draft.add("BATCH_MATMUL", [given, second], (batch, rows, columns))
+
+
+def _unary(kind: str, **attributes: float) -> Recipe:
+    def make(draft: Draft, size: Shape) -> Value:
+        return draft.add(kind, [draft.input(size)], size, dict(attributes))
+
+    return make
+
+
+def _binary(kind: str) -> Recipe:
+    def make(draft: Draft, size: Shape) -> Value:
+        value = given = draft.input(size)
+        for _ in range(CHAIN):
+            value = draft.add(kind, [value, given], size)
+        return value
+
+    return make
+
+
+def _spread(kind: str) -> Recipe:
+    """*kind* with a second input that has one element where *size* has its last but one."""
+
+    def make(draft: Draft, size: Shape) -> Value:
+        value = draft.input(size)
+        other = draft.input((*size[:-2], 1, size[-1]))
+        for _ in range(CHAIN):
+            value = draft.add(kind, [value, other], size)
+        return value
+
+    return make
+
+
+def _slice(draft: Draft, size: Shape) -> Value:
+    """The first half of the last axis."""
+    rank, shape = len(size), (*size[:-1], size[-1] // 2)
+    inputs: list[Value | int] = [
+        draft.input(size), draft.integers(*[0] * rank), draft.integers(*shape),
+        draft.integers(*[1] * rank),
+    ]  # fmt: skip
+    return draft.add("STRIDED_SLICE", inputs, shape)
+
+
+def _gather(draft: Draft, size: Shape) -> Value:
+    """Sixteen rows of a table."""
+    rows = draft.integers(*draft.random.integers(0, size[0], 16))
+    return draft.add("GATHER", [draft.input(size), rows], (16, *size[1:]), {"axis": 0})
+
+
+def _pools(count: int) -> Recipe:
+    """*count* pools in a row. A size is (height, width, channels, window, stride)."""
+
+    def make(draft: Draft, size: Shape) -> Value:
+        high, wide, depth, window, stride = size
+        value = draft.input((1, high, wide, depth))
+        for _ in range(count):
+            value = draft.pool(value, window, stride)
+        return value
+
+    return make
+
+
+def _concatenation(draft: Draft, size: Shape) -> Value:
+    return draft.concatenation(draft.input(size), draft.input(size))
+
+
+def _pad(draft: Draft, size: Shape) -> Value:
+    """One place more on each side of a picture of *size*."""
+    batch, high, wide, depth = size
+    around = draft.builder.constant(np.array([[0, 0], [1, 1], [1, 1], [0, 0]], np.int32))
+    return draft.add("PAD", [draft.input(size), around], (batch, high + 2, wide + 2, depth))
+
+
+def _transpose(draft: Draft, size: Shape) -> Value:
+    """Channels of a picture of *size* first."""
+    batch, high, wide, depth = size
+    inputs: list[Value | int] = [draft.input(size), draft.integers(0, 3, 1, 2)]
+    return draft.add("TRANSPOSE", inputs, (batch, depth, high, wide))
+
+
+def _quantize(draft: Draft, size: Shape) -> Value:
+    """From float32, if values are quantised; from quantised values to float32 otherwise."""
+    if draft.is_quantized:
+        given = draft.builder.input(DType.FLOAT32, size, "x")
+        return draft.add("QUANTIZE", [given], size)
+    coded = draft.builder.input(DType.INT8, size, "x", Quantization((0.025,), (0,)))
+    return draft.add("DEQUANTIZE", [coded], size)
+
+
+def _of_input(make: Callable[[Draft, Value], Value]) -> Recipe:
+    return lambda draft, size: make(draft, draft.input(size))
+
+
+PICTURES: Final = ((1, 8, 8, 32), (1, 28, 28, 48), (1, 56, 56, 64), (1, 112, 112, 64))
+KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
+    "CONV_2D 1x1": (
+        _convolution,
+        (
+            (28, 28, 32, 96, 1, 1), (14, 14, 64, 384, 1, 1), (56, 56, 16, 64, 1, 1),
+            (7, 7, 160, 512, 1, 1), (112, 112, 8, 32, 1, 1), (7, 7, 64, 64, 1, 1),
+            (28, 28, 128, 128, 1, 1), (14, 14, 16, 64, 1, 1),
+        ),
+    ),
+    "CONV_2D": (
+        _convolution,
+        (
+            (28, 28, 64, 64, 3, 1), (56, 56, 16, 24, 3, 1), (7, 7, 256, 256, 3, 1),
+            (80, 80, 8, 16, 3, 1), (14, 14, 128, 128, 3, 1), (8, 8, 32, 32, 3, 1),
+            (28, 28, 48, 64, 5, 2),
+        ),
+    ),
+    "CONV_2D few": (
+        _convolution,
+        ((96, 96, 3, 16, 3, 2), (224, 224, 3, 32, 3, 2), (32, 32, 1, 16, 5, 1)),
+    ),
+    "DEPTHWISE_CONV_2D": (
+        _depthwise,
+        (
+            (28, 28, 96, 3, 1), (112, 112, 32, 3, 1), (7, 7, 576, 3, 1), (14, 14, 240, 5, 1),
+            (12, 12, 32, 3, 1), (56, 56, 96, 3, 2),
+        ),
+    ),
+    "TRANSPOSE_CONV": (_transposed, ((14, 14, 64, 64, 2), (28, 28, 32, 32, 3), (64, 64, 16, 8, 2))),
+    "FULLY_CONNECTED": (
+        _connected,
+        ((1, 256, 256), (1, 1280, 1000), (1, 64, 12), (49, 128, 256), (1, 4096, 512)),
+    ),
+    "BATCH_MATMUL": (_matmul, ((4, 64, 64, 64), (1, 16, 64, 16), (8, 128, 64, 128))),
+    "ADD": (_binary("ADD"), PICTURES),
+    "MUL": (_binary("MUL"), PICTURES),
+    "ADD spread": (_spread("ADD"), ((1, 32, 8, 32), (1, 56, 56, 64))),
+    "MUL spread": (_spread("MUL"), ((1, 32, 8, 32), (1, 56, 56, 64))),
+    "STRIDED_SLICE": (_slice, PICTURES[:3]),
+    "GATHER": (_gather, ((100, 64), (1000, 256))),
+    "RELU": (_unary("RELU"), PICTURES[:3]),
+    "LOGISTIC": (_unary("LOGISTIC"), PICTURES[:3]),
+    "SOFTMAX": (_unary("SOFTMAX", beta=1.0), ((1, 1000), (64, 128), (1024, 21))),
+    "MAX_POOL_2D": (_pools(1), ((28, 28, 64, 2, 2), (56, 56, 64, 3, 2), (14, 14, 128, 3, 1))),
+    "MEAN": (_of_input(Draft.mean), ((1, 7, 7, 1280), (1, 56, 56, 32), (1, 14, 14, 96))),
+    "RESIZE_BILINEAR": (_of_input(Draft.resize), ((1, 16, 16, 32), (1, 64, 64, 16))),
+    "CONCATENATION": (_concatenation, PICTURES[:3]),
+    "PAD": (_pad, PICTURES[:3]),
+    "TRANSPOSE": (_transpose, PICTURES[:3]),
+    "QUANTIZE": (_quantize, PICTURES[:3]),
+}  # fmt: skip
+"""For each kind of operation the way to make it, and sizes, the most typical first."""
+
+TYPES: Final = (
+    ("float32", DType.FLOAT32, None), ("int8", DType.INT8, None), ("uint8", DType.UINT8, None),
+    ("hybrid", DType.FLOAT32, DType.INT8), ("int16", DType.INT16, DType.INT8),
+)  # fmt: skip
+WEIGHTED: Final = frozenset({"CONV_2D", "CONV_2D 1x1", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
+KINDS_OF_TYPE: Final = {"hybrid": WEIGHTED, "int16": WEIGHTED | {"ADD", "MUL", "BATCH_MATMUL"}}
+
+
+def samples() -> Iterator[Sample]:
+    """Every sample, those first that say most: the first size of each kind, then the second."""
+    yield Sample(STEP, STEP, _maker(_unary("RELU"), (1, 16), DType.FLOAT32))
+    for count in (1, CHAIN):
+        make = _maker(_pools(count), (28, 28, 64, 3, 1), DType.FLOAT32)
+        yield Sample(f"{EDGE} {count}", EDGE, make)
+    for name, dtype, weights in TYPES:
+        for network, (size, layers, types) in NETWORKS.items():
+            if name in types:
+                make = _maker(_of_input(layers), size, dtype, weights)
+                yield Sample(f"{network} {name}", f"{NETWORK} {name}", make)
+    longest = max(len(sizes) for _, sizes in KINDS.values())
+    for turn in range(longest):
+        for kind, (recipe, sizes) in KINDS.items():
+            for name, dtype, weights in TYPES:
+                if turn < len(sizes) and _occurs(kind, name):
+                    size = sizes[turn]
+                    text = f"{kind} {name} {'x'.join(map(str, size))}"
+                    yield Sample(text, f"{kind} {name}", _maker(recipe, size, dtype, weights))
+
+
+def _occurs(kind: str, name: str) -> bool:
+    if name in KINDS_OF_TYPE:
+        return kind in KINDS_OF_TYPE[name]
+    return name != "uint8" or kind != "BATCH_MATMUL"
+
+
+def _maker(
+    recipe: Recipe, size: Shape, dtype: DType, weights: DType | None = None
+) -> Callable[[], Model]:
+    def make() -> Model:
+        draft = Draft(dtype, weights)
+        return draft.build(recipe(draft, size))
+
+    return make

@@ -1,0 +1,132 @@
+"""The costs of engines that are known: measured on this machine, or as shipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.cache.ingredients import calibration_key
+from penstock.cache.verdicts import Calibration, Calibrations
+from penstock.distribution import DISTRIBUTION, origin_of
+from penstock.errors import CacheError
+from penstock.hal import AccuracyClass, Device
+from penstock.logs import Log
+from penstock.partitioning.costs import Costs, EngineCosts, Features
+
+log = Log(__name__)
+
+SHIPPED: Final = "shipped.json"
+SHIPPED_SOURCE: Final = "shipped tables ('penstock calibrate' measures this machine)"
+MEASURED_SOURCE: Final = "measurements of this machine"
+
+SHIPPED_ERROR: Final = 1.8
+"""Factor within which nine of ten predictions are assumed to lie on another machine."""
+
+ANY_CLASS: Final = "any"
+"""The class of a shipped table that holds for every class without one of its own."""
+
+MODES: Final[dict[AccuracyClass, AccuracyClass]] = {
+    "exact": "exact", "faithful": "stepwise", "stepwise": "stepwise", "relaxed": "relaxed",
+}  # fmt: skip
+"""For each class that a policy asks for, the class in which engines are measured.
+
+`faithful` and `stepwise` differ in which operations a device may run, not in how it runs them.
+"""
+
+
+class Table(Struct, frozen=True):
+    """A shipped table; see `EngineCosts`."""
+
+    step_ns: float
+    edge_ns: float
+    cells: dict[str, Features]
+    together: dict[str, float]
+    overhead: dict[str, float]
+
+    @property
+    def costs(self) -> EngineCosts:
+        """The costs, which are of another machine."""
+        parts = self.cells, self.together, self.overhead, self.step_ns, self.edge_ns
+        return EngineCosts(*parts, SHIPPED_ERROR, SHIPPED_SOURCE)
+
+
+def costs_for(
+    devices: Sequence[Device], accuracy: AccuracyClass, num_threads: int, directory: str | None
+) -> Costs:
+    """The costs of those of *devices* for which any are known.
+
+    Those measured on this machine and kept below *directory*, a cache directory or None; otherwise
+    shipped ones, for Penstock's own devices. Without ones for *num_threads*, those for the nearest
+    number. What cannot be read counts as unknown.
+    """
+    kept = None if directory is None else Calibrations(directory)
+    found: dict[str, EngineCosts] = {}
+    for device in devices:
+        costs = None
+        if kept is not None:
+            record = kept.load(calibration_key(device, MODES[accuracy], num_threads))
+            costs = None if record is None else measured_costs(record)
+        if costs is None:
+            costs = shipped_costs(device, MODES[accuracy], num_threads)
+        if costs is not None:
+            found[device.name] = costs
+    return found
+
+
+def shipped_costs(device: Device, accuracy: AccuracyClass, num_threads: int) -> EngineCosts | None:
+    """The shipped costs of *device* in the mode *accuracy*; None if it is not Penstock's own."""
+    if not origin_of(device).startswith(f"{DISTRIBUTION}:"):
+        return None
+    tables = shipped_tables()
+    for mode in (accuracy, ANY_CLASS):
+        by_threads = tables.get(f"{device.name} {mode}")
+        if by_threads:
+            nearest = min(by_threads, key=lambda text: (abs(int(text) - num_threads), text))
+            return by_threads[nearest].costs
+    return None
+
+
+@cache
+def shipped_tables() -> dict[str, dict[str, Table]]:
+    """Tables by device and class, and then by the number of threads."""
+    # Importing pathlib or importlib.resources takes longer than this.
+    folder = os.path.dirname(__file__)  # noqa: PTH120
+    with open(f"{folder}{os.sep}{SHIPPED}", "rb") as file:  # noqa: PTH123
+        content = file.read()
+    return msgspec.json.decode(content, type=dict[str, dict[str, Table]])
+
+
+def measured_costs(record: Calibration) -> EngineCosts | None:
+    """The costs of *record*; None if they cannot be read."""
+    try:
+        return msgspec.json.decode(record.costs, type=EngineCosts)
+    except msgspec.MsgspecError:
+        return None
+
+
+def keep(
+    directory: str, device: Device, accuracy: AccuracyClass, num_threads: int, samples: int,
+    costs: EngineCosts,
+) -> str:  # fmt: skip
+    """Keeps measured *costs* of *device* below *directory*. Returns why not, or an empty text."""
+    record = Calibration(
+        key=calibration_key(device, accuracy, num_threads),
+        device=device.name,
+        version=device.version,
+        num_threads=num_threads,
+        accuracy=accuracy,
+        samples=samples,
+        costs=msgspec.Raw(msgspec.json.encode(replace(costs, source=MEASURED_SOURCE))),
+    )
+    try:
+        Calibrations(directory).save(record)
+    except CacheError as error:
+        log.warning("the measured costs of %s are not kept: %s", device.name, error)
+        return str(error)
+    return ""

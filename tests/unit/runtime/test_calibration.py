@@ -1,0 +1,221 @@
+"""Calibration: the models that are timed, the costs found, and how they are kept and used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import penstock
+from penstock.cache import Cache
+from penstock.cache.naming import CALIBRATIONS
+from penstock.cli.application import app
+from penstock.export import tflite
+from penstock.ir import DType, Model, ModelBuilder
+from penstock.partitioning.costs import EngineCosts, Features, cell_of
+from penstock.runtime.calibration import calibrating, fitting, samples, tables, timing
+from penstock.runtime.calibration.fitting import Timing, fit
+from penstock.runtime.calibration.samples import EDGE, NETWORK, STEP, Sample
+from penstock.runtime.discovery import manager
+from tests.support_devices import NumpyDevice
+
+EVERY: Final = {sample.name: sample for sample in samples.samples()}
+
+
+@pytest.mark.parametrize(
+    "kind", sorted({s.cell.rpartition(" ")[0] or s.cell for s in EVERY.values()})
+)
+def test_operations_of_a_sample_belong_to_its_cell(kind: str) -> None:
+    """The first and the last size of each kind and element type."""
+    own = [s for s in EVERY.values() if kind in {s.cell, s.cell.rpartition(" ")[0]}]
+    of_each = {s.cell: s for s in own} | {f"{s.cell} first": s for s in reversed(own)}
+    for sample in of_each.values():
+        model = sample.make()
+        cells = {cell_of(model.entry, operation) for operation in model.operations}
+        if kind in {STEP, EDGE}:
+            assert len(cells) == 1
+        elif kind == NETWORK:
+            assert len(cells) > 4
+        else:
+            assert cells == {sample.cell}
+
+
+def test_every_device_of_penstock_has_a_shipped_table_for_one_and_two_threads() -> None:
+    found = tables.shipped_tables()
+    for name in ("llvm", "xnnpack", "onnxruntime-cpu", "openvino-cpu", "reference"):
+        by_threads = found[f"{name} {tables.ANY_CLASS}"]
+        assert set(by_threads) == {"1", "2"}
+        for table in by_threads.values():
+            assert table.step_ns > 0
+            assert table.cells["ADD float32"][0] >= 0
+            assert all(ns >= 0 for cell in table.cells.values() for ns in cell)
+            assert all(factor >= 0 for factor in table.together.values())
+
+
+def timed(cell: str, ns: float, *features: Features, edge: float = 0.0) -> Timing:
+    return Timing(cell, tuple((cell, one) for one in features), edge, ns)
+
+
+def test_non_negative_least_squares_finds_what_made_the_data() -> None:
+    random = np.random.default_rng(0)
+    rows, truth = random.random((12, 4)), np.array([3.0, 0.0, 0.5, 2.0])
+    assert fitting.non_negative_least_squares(rows, rows @ truth) == pytest.approx(truth, abs=1e-6)
+    limited = fitting.non_negative_least_squares(rows, rows @ np.array([1.0, -1.0, 1.0, 1.0]))
+    assert (limited >= 0).all()
+
+
+SIZES: Final[list[Features]] = [
+    (4, 4e6, 4e5, 1e5), (4, 1e6, 8e5, 2e4), (4, 4e7, 2e5, 3e6), (1, 3e5, 1e5, 1e3),
+    (4, 9e6, 9e5, 4e5),
+]  # fmt: skip
+TRUTH: Final[Features] = (500.0, 0.01, 0.02, 0.005)
+
+
+def time_of(features: Features) -> float:
+    return sum(a * b for a, b in zip(TRUTH, features, strict=True))
+
+
+def test_a_fit_finds_the_costs_that_made_the_times() -> None:
+    step = 2_000.0
+    timings = [timed(STEP, step, (1, 16, 128, 0))]
+    timings += [timed("CONV_2D int8", step + time_of(f), f) for f in SIZES]
+    found = fit(timings, None, "a test")
+    assert found.step_ns == step
+    for features in SIZES:
+        assert found.of("CONV_2D int8", features) == pytest.approx(time_of(features), rel=0.02)
+
+
+def test_cost_of_inputs_is_not_counted_for_operations() -> None:
+    timings = [
+        timed(STEP, 1_000, (1, 1, 1, 0)),
+        timed(EDGE, 1_000 + 3_000 + 2_000, (1, 1, 1, 0), edge=3_000),
+        timed(EDGE, 1_000 + 3_000 + 8_000, *[(1, 1, 1, 0)] * 4, edge=3_000),
+        timed("ADD int8", 1_000 + 3_000 + 9_000, (1, 100, 100, 0), edge=3_000),
+    ]
+    found = fit(timings, None, "a test")
+    assert found.edge_ns == pytest.approx(1.0)
+    assert found.of("ADD int8", (1, 100, 100, 0)) == pytest.approx(9_000, rel=0.01)
+
+
+def test_few_sizes_scale_the_shipped_costs_and_unmeasured_cells_follow() -> None:
+    shipped = EngineCosts({"CONV_2D int8": TRUTH, "ADD int8": TRUTH}, {}, {}, 1_000, 0, 1.8, "")
+    slow = [timed("CONV_2D int8", 1_000 + 3 * time_of(f), f) for f in SIZES[:2]]
+    found = fit([timed(STEP, 1_000, (1, 1, 1, 0)), *slow], shipped, "a test")
+    for cell in ("CONV_2D int8", "ADD int8"):
+        assert found.of(cell, SIZES[2]) == pytest.approx(3 * time_of(SIZES[2]), rel=0.01)
+
+
+def test_networks_show_by_how_much_operations_cost_more_together() -> None:
+    """Every network takes twice what its operations take alone."""
+    timings = [timed(STEP, 1.0, (1, 1, 1, 0))]
+    timings += [timed("CONV_2D int8", 1 + time_of(f), f) for f in SIZES]
+    networks = [SIZES[:2], SIZES, SIZES[2:]]
+    for sizes in networks:
+        parts = tuple(("CONV_2D int8", size) for size in sizes)
+        timings.append(Timing(f"{NETWORK} int8", parts, 0, 2 * sum(map(time_of, sizes))))
+    found = fit(timings, None, "a test")
+    assert found.together["CONV_2D int8"] > 1.5
+    for sizes in networks:
+        times = [found.of("CONV_2D int8", size) or 0.0 for size in sizes]
+        assert sum(times) == pytest.approx(2 * sum(map(time_of, sizes)), rel=0.1)
+
+
+def small() -> list[Sample]:
+    names = (STEP, f"{EDGE} 1", f"{EDGE} 4", "ADD float32 1x8x8x32", "RELU float32 1x8x8x32")
+    return [EVERY[name] for name in names]
+
+
+def test_samples_end_with_the_processor_time_and_refused_ones_are_left_out() -> None:
+    device = NumpyDevice("adding", frozenset({"ADD"}))
+    assert timing.time_samples(device, small(), "relaxed", 1, seconds=0.0) == []
+    paused: list[None] = []
+    found = timing.time_samples(
+        device, small(), "relaxed", 1, seconds=60.0, pause=lambda: paused.append(None)
+    )
+    assert [timing.cell for timing in found] == ["ADD float32"]
+    assert len(paused) == 1
+    assert found[0].ns > 0
+    assert len(found[0].parts) == samples.CHAIN
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few samples of few runs."""
+    monkeypatch.setattr(calibrating, "samples", small)
+    monkeypatch.setattr(timing, "BATCHES", 1)
+    monkeypatch.setattr(timing, "BATCH_NS", 1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_measured_costs_are_kept_sealed_and_used(tmp_path: Path) -> None:
+    device = NumpyDevice("numbers", frozenset({"ADD", "RELU"}))
+    assert tables.costs_for([device], "faithful", 1, str(tmp_path)) == {}
+    done = calibrating.calibrate(device, str(tmp_path), seconds=60.0)
+    assert (done.device, done.samples, done.not_kept) == ("numbers", 3, "")
+    assert done.costs is not None
+    known = tables.costs_for([device], "faithful", 1, str(tmp_path))
+    assert known == {"numbers": done.costs}
+    assert known["numbers"].source == tables.MEASURED_SOURCE
+    assert tables.costs_for([device], "stepwise", 1, str(tmp_path)) == known
+    for other in (("relaxed", 1), ("faithful", 2)):
+        assert tables.costs_for([device], *other, str(tmp_path)) == {}
+    (file,) = (tmp_path / CALIBRATIONS).iterdir()
+    file.write_bytes(file.read_bytes().replace(b'"step_ns":', b'"step_ns":1'))
+    assert tables.costs_for([device], "faithful", 1, str(tmp_path)) == {}
+    Cache(tmp_path).clear()
+    assert not list((tmp_path / CALIBRATIONS).iterdir())
+
+
+def test_shipped_costs_are_only_for_the_devices_of_penstock() -> None:
+    (own,) = manager.choose(["reference"])
+    assert tables.shipped_costs(own, "stepwise", 1) is not None
+    assert tables.shipped_costs(NumpyDevice("reference"), "stepwise", 1) is None
+    nearest = tables.shipped_costs(own, "stepwise", 64)
+    assert nearest == tables.shipped_costs(own, "stepwise", 2)
+
+
+def test_wanted_cells_are_measured_first_and_networks_last() -> None:
+    order = calibrating.in_order(samples.samples(), {"SOFTMAX int8"})
+    cells = [sample.cell for sample in order]
+    assert cells[:4] == [STEP, EDGE, EDGE, "SOFTMAX int8"]
+    assert cells[-1].startswith(NETWORK)
+    assert len(order) == len(EVERY)
+
+
+def relu(path: Path) -> Path:
+    net = ModelBuilder()
+    x = net.input(DType.FLOAT32, (1, 4), "x")
+    model: Model = net.build(net.operation("RELU", [x], [(DType.FLOAT32, (1, 4))]))
+    path.write_bytes(tflite.write(model))
+    return path
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_kept_plan_is_made_again_when_the_machine_was_measured(tmp_path: Path) -> None:
+    path, cache = relu(tmp_path / "relu.tflite"), tmp_path / "cache"
+
+    def outcome() -> str:
+        with penstock.compile(path, devices=["reference"], cache=cache, num_threads=1) as compiled:
+            assert compiled.receipt.plan is not None
+            return f"{compiled.receipt.plan.outcome} {compiled.receipt.plan.reason}".strip()
+
+    assert outcome().startswith("miss")
+    assert outcome() == "hit"
+    (device,) = manager.choose(["reference"])
+    calibrating.calibrate(device, str(cache), seconds=60.0)
+    assert outcome() == "miss IngredientChanged: the measured costs of operations are others"
+    assert outcome() == "hit"
+
+
+@pytest.mark.usefixtures("quick")
+def test_command_measures_and_keeps(tmp_path: Path) -> None:
+    words = ["--device", "reference", "--dir", str(tmp_path), "--threads", "1"]
+    done = CliRunner().invoke(app, ["--json", "calibrate", *words])
+    assert done.exit_code == 0
+    (row,) = json.loads(done.stdout)["devices"]
+    assert (row["device"], row["samples"], row["not_kept"]) == ("reference", 5, "")
+    assert row["costs"]["source"] == tables.MEASURED_SOURCE

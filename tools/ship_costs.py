@@ -1,0 +1,90 @@
+"""Writes the shipped tables of what operations cost: `python tools/ship_costs.py [THREADS ...]`.
+
+Measures Penstock's own devices on this machine, which should do nothing else, for 1 and 2 threads.
+Each device, class and number of threads has a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+TABLES: Final = ROOT / "src/penstock/runtime/calibration/shipped.json"
+
+MEASURED: Final = (
+    ("llvm", "stepwise", "any"),
+    ("xnnpack", "stepwise", "any"),
+    ("xnnpack", "exact", "exact"),
+    ("onnxruntime-cpu", "stepwise", "any"),
+    ("onnxruntime-cpu", "relaxed", "relaxed"),
+    ("openvino-cpu", "stepwise", "any"),
+    ("openvino-cpu", "relaxed", "relaxed"),
+    ("reference", "stepwise", "any"),
+)
+"""Device, the class in which it is measured, and the class for which the table holds."""
+
+SECONDS: Final = 300.0
+"""More processor time than all samples take."""
+
+
+def main(*threads: str) -> None:
+    tables: dict[str, dict[str, Any]] = {}
+    if TABLES.is_file():
+        tables = json.loads(TABLES.read_text(encoding="utf-8"))
+    for count in threads or ("1", "2"):
+        for device, accuracy, label in MEASURED:
+            print(device, accuracy, count, flush=True)
+            tables.setdefault(f"{device} {label}", {})[count] = measured(device, accuracy, count)
+            TABLES.write_text(text_of(tables), encoding="utf-8")
+
+
+def measured(device: str, accuracy: str, threads: str) -> Mapping[str, Any]:
+    """The table that a process of its own measures."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", device, accuracy, threads],
+        env={**os.environ, **dict.fromkeys(names, threads)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    table: Mapping[str, Any] = json.loads(done.stdout)
+    return table
+
+
+def measure(device: str, accuracy: Any, threads: int) -> None:
+    """Prints the table of one device."""
+    from penstock.runtime.calibration.fitting import as_plain, fit
+    from penstock.runtime.calibration.samples import samples
+    from penstock.runtime.calibration.timing import time_samples
+    from penstock.runtime.discovery import manager
+
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
+    (found,) = manager.choose([device])
+    timings = time_samples(found, samples(), accuracy, threads, seconds=SECONDS)
+    print(json.dumps(as_plain(fit(timings, None, ""))))
+
+
+def text_of(tables: Mapping[str, Any]) -> str:
+    """JSON with one line for each cell, so that differences can be read."""
+
+    def lines(value: Any) -> str:
+        if not isinstance(value, Mapping):
+            return json.dumps(value, separators=(",", ":"))
+        inner = ",\n".join(f'"{k}":{lines(v)}' for k, v in sorted(value.items()))
+        return f"{{\n{inner}\n}}"
+
+    return lines(tables) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        measure(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    else:
+        main(*sys.argv[1:])
