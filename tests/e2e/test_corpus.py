@@ -172,7 +172,7 @@ def test_labels_of_the_model_are_the_default(corpus: Any, command: Program) -> N
     )
     assert result.returncode == 0, result.stderr
     assert "Egyptian cat" in result.stdout
-    assert "plan: 1 step, 31 operations (reference 31)" in result.stdout
+    assert "; 1 step, 31 operations (reference 31)\n" in result.stdout
     assert "time: load" in result.stdout
 
 

@@ -32,7 +32,10 @@ def test_the_pictures_are_read(
     assert found["task"] == "classification"
     assert found["top"][0]["label"] == digit
     assert found["top"][0]["score"] > 0.5
-    assert found["notes"] == []
+    # This test sets the knob `devices`.
+    (slow,) = found["notes"]
+    assert slow.startswith("slow: 100% of the multiply-accumulates run on reference ")
+    assert slow.endswith("the knob devices (PENSTOCK_DEVICES) names no other device")
 
 
 def test_the_answer_on_a_terminal(program: Program, digits: Path) -> None:
@@ -41,10 +44,12 @@ def test_the_answer_on_a_terminal(program: Program, digits: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["class", "label", "probability"]
     assert lines[1].split()[:2] == ["7", "7"]
-    assert len(lines) == 6
-    assert lines[3].startswith("plan: 1 step, 6 operations (reference 6)")
-    assert lines[4] == "cache: reference off: device reference does not cache"
-    assert lines[5].startswith("time: load ")
+    assert len(lines) == 7
+    assert lines[3].startswith("note: slow: ")
+    assert lines[4].startswith("plan: slow: ")
+    assert lines[4].endswith("; 1 step, 6 operations (reference 6)")
+    assert lines[5] == "cache: reference off: device reference does not cache"
+    assert lines[6].startswith("time: load ")
     assert "\x1b" not in result.stdout
 
 
