@@ -63,10 +63,14 @@ def _written(segment: Segment) -> bytes:
     try:
         # LiteRT allocates tensors that live throughout a run in the order of the file. With this
         # order the tensors of a state are adjacent, and one copy moves them all (`state_copies`).
-        return write(segment.model, outputs_first=True)
+        content = write(segment.model, outputs_first=True)
     except errors.PenstockError as error:
         text = f"the model cannot be written for LiteRT: {last_line(error)}"
         raise errors.GeneralFailure(text) from error
+    # The constants are in the file now.
+    for pool in segment.model.pools:
+        pool.unload()
+    return content
 
 
 def _check(config: hal.PrepareConfig) -> None:

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import flatbuffers
 import numpy as np
-from flatbuffers import number_types
 
-from penstock.export.tflite.fields import SCALARS, Field, Kind, Schema, Table
+from penstock.export.tflite.fields import Field, Kind, Schema, Table
+from penstock.export.tflite.flatbuffer import FlatBufferWriter
 from penstock.interrupts import checkpoint
 from penstock.ir.model import Model
 from penstock.ir.operand import DataLocation, Operand
@@ -20,79 +20,70 @@ from penstock.ir.subgraph import Variable, constant_bytes
 
 BLOB_ALIGNMENT: Final = 16
 
-_FLAGS: Final = {name: getattr(number_types, f"{name.capitalize()}Flags") for name in SCALARS}
-
 
 def encode(schema: Schema, root: Mapping[str, Any]) -> bytes:
     """The FlatBuffer with *root* as root table. Equal values give equal bytes.
 
     A table is a mapping of field names to values. An absent name and None mean an absent field.
     Vectors of numbers are sequences or arrays. A vector of `uint8` is any object with the buffer
-    protocol; it is aligned to 16 bytes.
+    protocol; it is aligned to 16 bytes. Raises `TypeError` for a number that its field cannot have.
     """
-    builder = flatbuffers.Builder(1 << 16)
-    builder.Finish(_table(builder, schema, schema.table(schema.root), root), schema.identifier)
-    return bytes(builder.Output())
+    writer = FlatBufferWriter()
+    try:
+        place = _table(writer, schema, schema.table(schema.root), root)
+    except struct.error as error:
+        raise TypeError(f"a number does not fit its field: {error}") from error
+    return writer.finished(place, schema.identifier)
 
 
-def _table(builder: Any, schema: Schema, table: Table, values: Mapping[str, Any]) -> int:
+def _table(
+    writer: FlatBufferWriter, schema: Schema, table: Table, values: Mapping[str, Any]
+) -> int:
     checkpoint()
-    if unknown := set(values) - set(table.by_name):
+    if unknown := values.keys() - table.by_name.keys():
         raise KeyError(f"table {table.name} has no field {', '.join(sorted(unknown))}")
-    references = {
-        field.name: _reference(builder, schema, field, values)
-        for field in table.fields
-        if field.kind is not Kind.SCALAR and values.get(field.name) is not None
-    }
-    slots = max((f.slot for f in table.fields), default=-1) + 1
-    builder.StartObject(slots)
+    fields: list[tuple[int, struct.Struct | None, object]] = []
     for field in table.fields:
-        if field.name in references:
-            builder.PrependUOffsetTRelativeSlot(field.slot, references[field.name], 0)
-        elif field.kind is Kind.SCALAR and values.get(field.name) is not None:
-            builder.PrependSlot(_FLAGS[field.scalar], field.slot, values[field.name], field.default)
-    offset: int = builder.EndObject()
-    return offset
+        value = values.get(field.name)
+        if value is None:
+            continue
+        if field.kind is not Kind.SCALAR:
+            fields.append((field.slot, None, _reference(writer, schema, field, values)))
+        elif value != field.default:
+            if field.scalar == "bool" and value not in {False, True}:
+                raise TypeError(f"{field.name} is true or false, not {value!r}")
+            fields.append((field.slot, field.packer, value))
+    return writer.table(table.slots, fields)
 
 
-def _reference(builder: Any, schema: Schema, field: Field, values: Mapping[str, Any]) -> int:
+def _reference(
+    writer: FlatBufferWriter, schema: Schema, field: Field, values: Mapping[str, Any]
+) -> int:
     value = values[field.name]
     match field.kind:
         case Kind.NUMBERS:
-            return _numbers(builder, field, value)
+            return _numbers(writer, field, value)
         case Kind.STRING:
-            return int(builder.CreateString(value))
+            return writer.string(value)
         case Kind.TABLE:
-            return _table(builder, schema, schema.table(field.target), value)
+            return _table(writer, schema, schema.table(field.target), value)
         case Kind.UNION:
             member = schema.unions[field.target][values[f"{field.name}_type"]]
-            return _table(builder, schema, schema.table(member), value)
+            return _table(writer, schema, schema.table(member), value)
         case Kind.TABLES:
             target = schema.table(field.target)
-            return _offsets(builder, [_table(builder, schema, target, v) for v in value])
+            return writer.references([_table(writer, schema, target, v) for v in value])
         case _:
-            return _offsets(builder, [int(builder.CreateString(v)) for v in value])
+            return writer.references([writer.string(v) for v in value])
 
 
-def _offsets(builder: Any, offsets: list[int]) -> int:
-    builder.StartVector(4, len(offsets), 4)
-    for offset in reversed(offsets):
-        builder.PrependUOffsetTRelative(offset)
-    return int(builder.EndVector())
-
-
-def _numbers(builder: Any, field: Field, value: Any) -> int:
+def _numbers(writer: FlatBufferWriter, field: Field, value: Any) -> int:
     if field.scalar == "uint8":
         data = memoryview(value).cast("B")
-        width, count = 1, data.nbytes
-    else:
-        array = np.ascontiguousarray(value, field.dtype)
-        data = array.reshape(-1).view(np.uint8).data
-        width, count = array.itemsize, array.size
-    builder.StartVector(width, count, BLOB_ALIGNMENT if width == 1 else width)
-    builder.head -= data.nbytes
-    builder.Bytes[builder.head : builder.head + data.nbytes] = data
-    return int(builder.EndVector())
+        return writer.vector(data, data.nbytes, data.nbytes, BLOB_ALIGNMENT)
+    array = np.ascontiguousarray(value, field.dtype)
+    alignment = BLOB_ALIGNMENT if array.itemsize == 1 else array.itemsize
+    return writer.vector(array.tobytes(), array.nbytes, array.size, alignment)
 
 
 ALIGNMENT: Final = 16

@@ -86,6 +86,11 @@ class Table(Struct, frozen=True, dict=True):
     def by_name(self) -> dict[str, Field]:
         return {f.name: f for f in self.fields}
 
+    @cached_property
+    def slots(self) -> int:
+        """The number of slots up to that of the last field."""
+        return max((f.slot for f in self.fields), default=-1) + 1
+
 
 class Schema:
     """The tables, enumerations and unions of one file format. Tables are parsed on first use."""

@@ -18,7 +18,8 @@ from penstock.drivers.xnnpack import XnnpackDevice
 from penstock.drivers.xnnpack.device import ADAPTER_VERSION, Installation, find_installation
 from penstock.errors import DeviceUnavailable, GeneralFailure, PlacementError
 from penstock.hal import PrepareConfig
-from penstock.ir import DType, Model
+from penstock.ir import ConstantPool, DType, Model
+from tests.conftest import ROOT
 from tests.support_programs import run_python
 from tests.support_xnnpack import F32, device, needs_litert, one, q
 
@@ -202,3 +203,12 @@ assert sys.modules["ai_edge_litert.interpreter"] is tflite
 def test_litert_is_found_behind_the_penstock_launcher() -> None:
     done = run_python("-c", ALIASED)
     assert (done.returncode, done.stdout.strip()) == (0, "xnnpack True"), done.stderr
+
+
+@needs_litert
+def test_constants_are_unloaded_once_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    unloads: list[ConstantPool] = []
+    monkeypatch.setattr(ConstantPool, "unload", lambda pool: unloads.append(pool))
+    model = penstock.load(ROOT / "examples/digits/digits_int8.tflite")
+    device().prepare_model(model, PrepareConfig(num_threads=1)).close()
+    assert unloads == list(model.pools)
