@@ -208,7 +208,11 @@ def test_litert_is_found_behind_the_penstock_launcher() -> None:
 @needs_litert
 def test_constants_are_unloaded_once_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     unloads: list[ConstantPool] = []
-    monkeypatch.setattr(ConstantPool, "unload", lambda pool: unloads.append(pool))
+
+    def unload(pool: ConstantPool) -> None:
+        unloads.append(pool)
+
+    monkeypatch.setattr(ConstantPool, "unload", unload)
     model = penstock.load(ROOT / "examples/digits/digits_int8.tflite")
     device().prepare_model(model, PrepareConfig(num_threads=1)).close()
     assert unloads == list(model.pools)
