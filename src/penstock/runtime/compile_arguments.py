@@ -18,7 +18,6 @@ from penstock.execution.interface import Interface, find_name
 from penstock.hal.config import PORTABLE, ProgressCallback
 from penstock.ir import Model
 from penstock.logs import Log
-from penstock.partitioning.costs import NO_COSTS, Costs
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
     from penstock.cache.verdicts import Verdict
     from penstock.execution.variant import Variant
+    from penstock.partitioning.costs import Costs
 
 log = Log(__name__)
 
@@ -61,6 +61,13 @@ class CompileArguments(Struct, frozen=True):
     portable: str | None = None
 
 
+def _no_costs() -> Costs:
+    # Not imported for a plan that is kept.
+    from penstock.partitioning.costs import NO_COSTS
+
+    return NO_COSTS
+
+
 class Occasion(Struct, frozen=True):
     """The placement problem of one compile.
 
@@ -82,7 +89,7 @@ class Occasion(Struct, frozen=True):
     counter: Callable[[], Counter | None] | None = None
     clock: Callable[[], int] | None = None
     verdicts: dict[str, Verdict] | None = None
-    costs: Costs = NO_COSTS
+    costs: Costs = field(default_factory=_no_costs)
 
     @property
     def measured_shapes(self) -> dict[int, tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec.structs import replace
 
@@ -16,11 +16,13 @@ from penstock.hal import Device, PrepareConfig
 from penstock.hal.device import is_isolated
 from penstock.interrupts import current_deadline
 from penstock.ir import Model
-from penstock.partitioning.costs import Costs
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.compile_arguments import Occasion
 from penstock.runtime.discovery import DeviceInfo, Manager
+
+if TYPE_CHECKING:
+    from penstock.partitioning.costs import Costs
 
 
 def plan_model(occasion: Occasion, *, measure: bool = False, keep: bool = False) -> ExecutionPlan:
