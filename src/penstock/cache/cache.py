@@ -173,14 +173,14 @@ class Cache:
 
     def clear(self) -> Removed:
         """Removes every entry not in use, also from the drivers' registries, measured placements,
-        kept answers, kept plans and measured costs of engines.
+        kept answers, kept plans, measured costs of engines and what runs showed.
 
         Returns the removed entries and what could not be removed. Raises `Unreadable`.
         """
         from penstock.cache.plans import KeptPlans
-        from penstock.cache.verdicts import Calibrations, KeptAnswers, Verdicts
+        from penstock.cache.verdicts import Calibrations, KeptAnswers, LearnedTimes, Verdicts
 
-        for records in (Verdicts, KeptAnswers, KeptPlans, Calibrations):
+        for records in (Verdicts, KeptAnswers, KeptPlans, Calibrations, LearnedTimes):
             records(self.directory).clear()
         return self._collect(-1)
 

@@ -34,6 +34,9 @@ PLANS: Final = "plans"
 CALIBRATIONS: Final = "calibrations"
 """The directory of measured costs of engines, below the cache directory."""
 
+LEARNED: Final = "learned"
+"""The directory of what runs of networks took, below the cache directory."""
+
 _DIGITS: Final = "0123456789abcdef"
 _LETTERS: Final = "ABCDEFGHIJKLMNOP"
 _TO_LETTERS: Final = str.maketrans(_DIGITS, _LETTERS)

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from penstock.cache.naming import ANSWERS, CALIBRATIONS, DRIVER_VERDICTS, VERDICTS
+from penstock.cache.naming import ANSWERS, CALIBRATIONS, DRIVER_VERDICTS, LEARNED, VERDICTS
 from penstock.cache.records import Record, SealedRecords
 from penstock.hal import AccuracyClass, Support
 from penstock.ir.form import Form
@@ -86,6 +86,30 @@ class Calibrations(SealedRecords[Calibration]):
 
     name, kind, most = CALIBRATIONS, Calibration, MOST_CALIBRATIONS
     domain = b"penstock calibration"
+
+
+class ObservedPlan(msgspec.Struct, frozen=True):
+    """What runs of one plan took: the device of each operation, the predicted nanoseconds, those of
+    the median run, the distance between the quartiles, and the number of runs.
+    """
+
+    devices: tuple[str, ...]
+    predicted_ns: int
+    ns: int
+    spread_ns: int
+    runs: int
+
+
+class Learned(Record, frozen=True, kw_only=True):
+    """What runs of one network took, under the key of its measured placement."""
+
+    plans: Annotated[tuple[ObservedPlan, ...], msgspec.Meta(max_length=16)]
+
+
+class LearnedTimes(SealedRecords[Learned]):
+    """The observed times below one cache directory; see `SealedRecords`."""
+
+    name, kind, domain, most = LEARNED, Learned, b"penstock learned times", MOST_VERDICTS
 
 
 class DriverVerdict(Record, frozen=True, kw_only=True):

@@ -202,6 +202,8 @@ class Executable:
             if gate.shut:
                 gate.leave_shut()
         run.end()
+        if variant.times is not None:
+            variant.took(run.ended_ns - run.began_ns)
         return Outputs(results, exchange.output_names, run.receipt)
 
     def submit(

@@ -39,6 +39,10 @@ NOT_COMPUTED: Final = "an input or a constant is an output, too"
 SEVERAL: Final = "one value is several outputs"
 
 
+MOST_TIMES: Final = 64
+"""Runs whose times are recorded. Later runs tell nothing new."""
+
+
 class Variant:
     """Runs a `Compilation`. Thread-safe. With *lends*, an output may be an input without a copy."""
 
@@ -100,6 +104,8 @@ class Variant:
         """The last configuration that `is_plain` accepted."""
         self._lone = self._lone_step()
         """The only step, if its driver may have a shorter way to run it; else None."""
+        self.times: list[int] | None = None
+        """Nanoseconds of the first runs, for whoever asked for them; None if nobody does."""
         self._lock = threading.Lock()
         self._whole: Recovery | None = None
         self.replaced: list[Step | ControlStep] = []
@@ -113,6 +119,14 @@ class Variant:
             and not self.states
             and all(isinstance(step, Step) and step.is_direct for step in self.steps)
         )
+
+    def took(self, ns: int) -> None:
+        """Records the time of a run, until there are `MOST_TIMES`."""
+        times = self.times
+        if times is not None:
+            times.append(ns)
+            if len(times) >= MOST_TIMES:
+                self.times = None
 
     def run(
         self,

@@ -41,6 +41,8 @@ class EngineCosts(Struct, frozen=True):
     edge_ns: float
     error: float
     source: str
+    scale: float = 1.0
+    """What runs of a network took, compared with what the other fields predict for it."""
 
     def nanoseconds(self, subgraph: Subgraph, operation: Operation) -> float | None:
         """The time of *operation*, without subgraphs that it enters; None if it is not known."""
@@ -57,7 +59,8 @@ class EngineCosts(Struct, frozen=True):
         for name in (cell, *(f"{kind} {other}" for other in NEAREST.get(dtype, ()))):
             if (factors := self.cells.get(name)) is not None:
                 alone = sum(ns * amount for ns, amount in zip(factors, features, strict=True))
-                return alone * self.together.get(name, 1.0) + self.overhead.get(dtype, 0.0)
+                more = self.together.get(name, 1.0) * alone + self.overhead.get(dtype, 0.0)
+                return more * self.scale
         return None
 
 

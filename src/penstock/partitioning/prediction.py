@@ -114,7 +114,8 @@ def _step_ns(candidate: Candidate, measured: EngineCosts | None) -> float:
     if measured is None:
         return declared
     # Costs of another process of the device do not have what its calls take.
-    return max(declared, measured.step_ns) if is_isolated(candidate.device) else measured.step_ns
+    own = measured.step_ns * measured.scale
+    return max(declared, own) if is_isolated(candidate.device) else own
 
 
 def _worst(model: Model, order: Iterable[int], worst: dict[int, list[float]]) -> tuple[float, ...]:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from penstock import errors, knobs, loaders
 from penstock.cache.ingredients import cpu_features
-from penstock.cache.naming import CALIBRATIONS, VERDICTS
+from penstock.cache.naming import CALIBRATIONS, LEARNED, VERDICTS
 from penstock.cache.plans import PLAN_SCHEMA, KeptPlan, KeptPlans, no_plan, plan_key
 from penstock.compilation.step_receipt import CacheOutcome, fault_of
 from penstock.distribution import DISTRIBUTION
@@ -55,6 +55,7 @@ EVERY_DEVICE: Final = "every usable one"
 
 MEASURED: Final = "\nmeasured placement"
 COSTS: Final = "\nmeasured costs"
+RUNS: Final = "\nruns"
 CODE: Final = "\ncode"
 """Names in `KeptPlan.rests_on` beside those of devices, which are one line."""
 
@@ -90,13 +91,15 @@ class PlanCase(Struct, frozen=True):
 class RestoredPlan(Struct, frozen=True):
     """A kept *plan*, the *model* before shapes were put into it, and the plan's *devices* by name.
 
-    *is_small* says that the values of a run fit every machine's memory limit.
+    *is_small* says that the values of a run fit every machine's memory limit. *learned_key* is the
+    key of what runs of the network took; empty if nothing is learned from them.
     """
 
     plan: ExecutionPlan
     model: Model
     devices: dict[str, Device]
     is_small: bool
+    learned_key: str = ""
 
 
 def kept_plan(
@@ -195,6 +198,7 @@ def look_up(
     if found is None:
         raise no_plan(plans.nearest(case.ingredients), case.ingredients)
     devices: dict[str, Device] = {}
+    learned_key = ""
     for name, was in found.rests_on.items():
         if name == CODE:
             state, *files = was.split("\n")
@@ -205,6 +209,11 @@ def look_up(
             key, _, mark = was.partition(" ")
             if mark != _mark(case.directory, VERDICTS, key):
                 raise errors.IngredientChanged("the measured placement is another")
+            continue
+        if name == RUNS:
+            learned_key = was.partition(" ")[0]
+            if was != _runs_text(case.directory, learned_key, was):
+                raise errors.IngredientChanged("runs of the network showed what it takes")
             continue
         if name == COSTS:
             if was != _costs_text(case.directory, [one.split(" ")[0] for one in was.split("\n")]):
@@ -221,7 +230,7 @@ def look_up(
         plan, model = decode(found.content, case.file, loaders.decode)
     except (TypeError, ValueError, LookupError) as error:
         raise errors.Unreadable(f"the kept plan cannot be read: {error}") from error
-    return RestoredPlan(plan, model, devices, found.is_small)
+    return RestoredPlan(plan, model, devices, found.is_small, learned_key)
 
 
 def keep(
@@ -244,6 +253,7 @@ def keep(
         rests_on[MEASURED] = f"{verdict} {_mark(case.directory, VERDICTS, verdict)}"
         if keys := _costs_keys(occasion):
             rests_on[COSTS] = _costs_text(case.directory, keys)
+            rests_on[RUNS] = _runs_text(case.directory, verdict)
         kept = KeptPlan(
             key=case.key,
             ingredients=case.ingredients,
@@ -344,6 +354,20 @@ def _costs_keys(occasion: Occasion) -> list[str]:
 
 def _costs_text(directory: str, keys: Sequence[str]) -> str:
     return "\n".join(f"{key} {_mark(directory, CALIBRATIONS, key)}" for key in keys)
+
+
+def _runs_text(directory: str, key: str, was: str = "") -> str:
+    """The key, the mark of the file of what runs took, and what that says.
+
+    *was* is an earlier text, which is returned unless the file says something else.
+    """
+    mark = _mark(directory, LEARNED, key).replace(" ", "/")
+    if was.startswith(f"{key} {mark} "):
+        return was
+    from penstock.runtime.learning import learned_plans, mark_of
+
+    said = mark_of(learned_plans(directory, key)) if mark != "none" else ""
+    return was if was and was.split(" ", 2)[2] == said else f"{key} {mark} {said}"
 
 
 def _mark(directory: str, records: str, key: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec.structs import replace
 
 from penstock import errors, knobs
-from penstock.cache.naming import DRIVER_VERDICTS, VERDICTS
+from penstock.cache.naming import DRIVER_VERDICTS, LEARNED, VERDICTS
 from penstock.distribution import FALLBACK_DEVICE, LAST_RESORT
 from penstock.hal import Device, PrepareConfig
 from penstock.hal.device import is_isolated
@@ -50,7 +51,33 @@ def plan_model(occasion: Occasion, *, measure: bool = False, keep: bool = False)
             return tuned_plan(occasion)
     from penstock.partitioning.placement import place
 
-    return place(model, devices, policy, occasion.config.preference, costs=occasion.costs)
+    given = model, devices, policy, occasion.config.preference
+    plan = place(*given, costs=occasion.costs)
+    if choice and occasion.costs and directory is not None and _has(directory, LEARNED):
+        return _corrected(occasion, plan, partial(place, *given))
+    return plan
+
+
+def _corrected(
+    occasion: Occasion, plan: ExecutionPlan, place: Callable[..., ExecutionPlan]
+) -> ExecutionPlan:
+    """*plan*, or the one that *place* makes with what runs of the network have shown."""
+    from penstock.runtime.learning import corrected, learned_plans, words
+
+    plans = learned_plans(occasion.directory, occasion.verdict_key)
+    if not plans:
+        return plan
+    predicted = []
+    for observed in plans:
+        again = place(observed.devices, occasion.costs)
+        is_same = observed.devices == tuple(p.device for p in again.operations)
+        predicted.append(again.predicted_ns if is_same else None)
+    costs = corrected(occasion.costs, plans, predicted)
+    if costs is occasion.costs:
+        return plan
+    found = place(costs=costs)
+    basis = ", ".join(filter(None, (found.basis, words(plans, found, plan))))
+    return replace(found, basis=basis)
 
 
 def _costs_of(occasion: Occasion) -> Costs:

@@ -241,7 +241,29 @@ class Session:
             compilation, absence = isolated.with_notes(compilation, devices)
         variant = self.variant_of(compilation, devices, _for_later(config), self.allow)
         variant.absence = absence
+        self._learn_from(variant, occasion, restored)
         return variant
+
+    def _learn_from(
+        self,
+        variant: Variant,
+        occasion: compile_arguments.Occasion | None,
+        restored: RestoredPlan | None,
+    ) -> None:
+        """Has the times of runs kept for the next compile, if there is a choice of devices."""
+        directory, key = None, ""
+        if restored is not None and self._case is not None:
+            directory, key = self._case.directory, restored.learned_key
+        elif occasion is not None and len(occasion.devices) > 1:
+            directory = occasion.directory
+        if directory is None or self.policy.placement != "cost" or self.arguments.variants:
+            return
+        if occasion is not None:
+            key = occasion.verdict_key
+        if key:
+            from penstock.runtime.learning import watch
+
+            watch(variant, directory, key)
 
     def _planned(
         self,
