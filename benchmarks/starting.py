@@ -170,6 +170,22 @@ def penstock_modules(model: str, device: str, cache: str) -> None:
     )
 
 
+def interpreter_modules(model: str, device: str, cache: str) -> None:
+    """The modules that a start of Penstock's interpreter imports after NumPy's, in order."""
+    import numpy as np
+
+    before = set(sys.modules)
+    from penstock.tflite import Interpreter
+
+    interpreter = Interpreter(model, devices=[device], cache=cache)
+    interpreter.allocate_tensors()
+    (x,), (y,) = interpreter.get_input_details(), interpreter.get_output_details()
+    interpreter.set_tensor(x["index"], np.zeros(x["shape"], x["dtype"]))
+    interpreter.invoke()
+    interpreter.get_tensor(y["index"])
+    finish(modules=[name for name in sys.modules if name not in before])
+
+
 def interpreter_start(model: str, device: str, cache: str) -> None:
     """Penstock's interpreter, as `penstock_start`."""
     from penstock.tflite import Interpreter

@@ -1,6 +1,6 @@
 """Write what follows from the operation table and the reference kernels.
 
-- src/penstock/ir/operations/index.py: which module has which row
+- src/penstock/ir/operations/index.py: which module has which row, and the newest versions
 - src/penstock/drivers/reference/index.py: which module has which kernel
 
 Run: python tools/generate_operations.py [--check]
@@ -35,6 +35,13 @@ from typing import Final
 {name}: Final[Mapping[str, str]] = {{
 {lines}
 }}
+"""
+
+VERSIONS: Final = """
+VERSIONS: Final[Mapping[int, str]] = {{
+{lines}
+}}
+\"\"\"The rows of operators of a version above 1, by the newest.\"\"\"
 """
 
 ORDER: Final = list(DType)
@@ -164,16 +171,32 @@ def page() -> str:
 
 def index(title: str, name: str, modules: Mapping[str, Sequence[str]]) -> str:
     """A module with the constant *name*: the keys of each of *modules*."""
+    quoted = {f'"{module}"': keys for module, keys in modules.items()}
+    return INDEX.format(title=title, name=name, lines=lists(quoted))
+
+
+def lists(named: Mapping[str, Sequence[str]]) -> str:
+    """The lines of a mapping of literals to keys with blanks between them."""
     lines = []
-    for module, keys in modules.items():
+    for literal, keys in named.items():
         text = " ".join(keys)
-        if len(module) + len(text) < 89:
-            lines.append(f'    "{module}": "{text}",')
+        if len(literal) + len(text) < 91:
+            lines.append(f'    {literal}: "{text}",')
             continue
         wrapped = textwrap.wrap(text, 88)
-        lines += [f'    "{module}": (', *(f'        "{line} "' for line in wrapped[:-1])]
+        lines += [f"    {literal}: (", *(f'        "{line} "' for line in wrapped[:-1])]
         lines += [f'        "{wrapped[-1]}"', "    ),"]
-    return INDEX.format(title=title, name=name, lines="\n".join(lines))
+    return "\n".join(lines)
+
+
+def versions() -> str:
+    """The newest versions of operators, as a constant."""
+    found: dict[int, list[str]] = {}
+    for rows in families().values():
+        for row in rows:
+            if row.versions > 1:
+                found.setdefault(row.versions, []).append(row.name)
+    return VERSIONS.format(lines=lists({str(n): found[n] for n in sorted(found)}))
 
 
 def generated() -> dict[Path, str]:
@@ -182,7 +205,8 @@ def generated() -> dict[Path, str]:
     return {
         Path(operations.__path__[0]) / "index.py": index(
             "The modules of the operation table and their rows.", "FAMILIES", rows
-        ),
+        )
+        + versions(),
         Path(kernels.__path__[0]) / "index.py": index(
             "The modules of reference kernels and their rows.", "MODULES", kernel_modules()
         ),

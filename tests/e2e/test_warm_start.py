@@ -112,6 +112,25 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return modules
 
 
+INTERPRETED: Final = (
+    *("bz2", "dataclasses", "importlib.resources", "pathlib", "random", "shutil", "tempfile"),
+    *("penstock.ir.infer", "penstock.ir.transforms"),
+    *("penstock.delegates", "penstock.tflite.aliases"),
+)
+"""Modules that an interpreter does not import for a network whose plan is kept."""
+
+
+def test_an_interpreter_imports_little_more(tmp_path: Path) -> None:
+    model = tmp_path / "small.tflite"
+    model.write_bytes(small())
+    environment = {"PENSTOCK_STATE_DIR": str(tmp_path / "s"), "PENSTOCK_KEY_STORE": "file"}
+    arguments = (str(model), "sample", str(tmp_path / "c"))
+    start = Start("interpreter_modules", arguments, environment)
+    start.run()
+    modules = start.run()["modules"]
+    assert [m for m in modules for name in INTERPRETED if f"{m}.".startswith(f"{name}.")] == []
+
+
 def test_a_hit_imports_few_modules(imported: list[str]) -> None:
     own = [name for name in imported if name.split(".")[0] == "penstock"]
     assert len(own) <= MOST_MODULES, sorted(own)

@@ -11,15 +11,13 @@ import numpy as np
 from penstock.errors import InputError, OutputInsufficientSize
 from penstock.execution.inputs import arrange, is_bindable
 from penstock.execution.interface import Interface, find_name, fits
-from penstock.execution.results import Copying, copy_over
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.types import is_masked
-from penstock.memory.bound import BoundMemory
 from penstock.memory.copies import CopyReceipt
-from penstock.memory.storage import viewed
 
 if TYPE_CHECKING:
     from penstock.execution.run import Run
+    from penstock.memory.bound import BoundMemory
 
 
 def bind_targets(
@@ -111,6 +109,8 @@ def store(
     if target.shape != result.shape:
         shapes = f"has shape {target.shape}, the result {result.shape}"
         raise InputError(f"out for output {operand.name!r} {shapes}")
+    from penstock.execution.results import copy_over
+
     reason = f"output {operand.name!r} was not computed in the array of out="
     copy_over(target, result, copies, ("host", "caller"), reason, operand=index)
     return target
@@ -121,6 +121,8 @@ def _checked(given_value: object, operand: Operand, position: int) -> NDArray:
     if is_masked(given_value):
         remedy = "give its data, which is the array without its mask"
         raise InputError(f"{label} is a masked array, and no device heeds masks; {remedy}")
+    from penstock.memory.storage import viewed
+
     value, given = viewed(given_value), ""
     if isinstance(value, np.ndarray):
         flags = value.flags
@@ -150,6 +152,8 @@ def bound_operands(
     an input and an output, or two outputs (NNAPI section 6.5), or if written memory overlaps other
     memory of the run.
     """
+    from penstock.memory.bound import BoundMemory
+
     bound = {i: m for i, m in zip(inputs, given, strict=True) if isinstance(m, BoundMemory)}
     read = [m.owner for m in bound.values()]
     written: list[Any] = []
@@ -198,6 +202,9 @@ def deliver(
     copies: list[CopyReceipt],
 ) -> dict[int, Any]:
     """The memory of the bound *outputs*, by position; copies there what no step wrote to it."""
+    from penstock.execution.results import Copying
+    from penstock.memory.bound import BoundMemory
+
     found: dict[int, BoundMemory] = {}
     copying = Copying(None, "the runtime", copies)
     for position, operand in enumerate(outputs):

@@ -10,14 +10,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.facade import lazily
-from penstock.tflite.aliases import install_aliases
-from penstock.tflite.interpreter import Interpreter, InterpreterWithCustomOps, SignatureRunner
-from penstock.tflite.resolver import OpResolverType
 
 if TYPE_CHECKING:
+    from penstock.tflite.aliases import install_aliases
     from penstock.tflite.delegates import Delegate, load_delegate
+    from penstock.tflite.interpreter import Interpreter, InterpreterWithCustomOps, SignatureRunner
+    from penstock.tflite.resolver import OpResolverType
 
-__getattr__ = lazily(__name__, {"delegates": "Delegate load_delegate"})
+__getattr__ = lazily(
+    __name__,
+    {
+        "aliases": "install_aliases",
+        "delegates": "Delegate load_delegate",
+        "interpreter": "Interpreter InterpreterWithCustomOps SignatureRunner",
+        "resolver": "OpResolverType",
+    },
+)
 
 __all__ = [
     "Delegate",

@@ -16,7 +16,6 @@ import numpy as np
 
 from penstock.errors import ClosedError, StateError
 from penstock.ir import DType, NDArray, Operation
-from penstock.ir.transforms import BRANCHES, branches_of
 from penstock.tflite import texts
 from penstock.tflite.graph import Graph
 from penstock.tflite.session import Session
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 def enter(main: Graph, subgraph: int, find: Callable[[int], Graph]) -> bool:
     """Runs *subgraph* as in the main subgraph's last run. Returns whether that entered it."""
+    from penstock.ir.transforms import BRANCHES, branches_of
+
     for operation in main.operations:
         if operation.type in BRANCHES and subgraph in branches_of(operation):
             break

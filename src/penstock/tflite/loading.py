@@ -8,7 +8,6 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Final
 
 from penstock.closing import without_frames
@@ -30,7 +29,7 @@ NULL_MODEL: Final = "The model allocation is null/empty"
 def _check_versions(codes: Iterable[OperatorCode]) -> None:
     """Raises `ValueError` for a version without a LiteRT kernel: it may mean something else."""
     for code in codes:
-        newest = OPERATIONS[code.type].versions
+        newest = OPERATIONS.newest(code.type)
         if code.type != "CUSTOM" and not 1 <= code.version <= newest:
             reason = f"version {code.version} of {code.type} is not known, 1 to {newest} are"
             raise ValueError(
@@ -85,7 +84,7 @@ def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
     """The file at *path*. Raises `TypeError`, or `ValueError` with LiteRT's message."""
     name = os.fsdecode(os.fspath(path))
     try:
-        stamp = Path(name).stat()
+        stamp = os.stat(name)  # noqa: PTH116  # a start imports no paths
     except (OSError, ValueError) as error:
         raise ValueError(f"Could not open '{name}'.{NULL_MODEL}\n{error}") from error
     if not stat.S_ISREG(stamp.st_mode):
@@ -101,7 +100,7 @@ def _read(name: str) -> sealed_file.SealedFile:
             check_header(memoryview(head), size, TFLITE.identifier)
 
     try:
-        content = sealed_file.read_path(Path(name), judge)
+        content = sealed_file.read_path(name, judge)
     except OSError as error:
         raise ValueError(f"Could not open '{name}'.{NULL_MODEL}\n{error}") from error
     if not len(content):

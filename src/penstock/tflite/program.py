@@ -8,8 +8,9 @@ by those of other operands.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from penstock.errors import InvalidOperand, counted
 from penstock.execution import CompiledModel
@@ -27,13 +28,12 @@ ENTERING: Final = frozenset({"IF", "WHILE", "CALL_ONCE"})
 """Operators whose subgraphs may assign any variable."""
 
 
-@dataclass(slots=True)
-class Holders:
+class Holders(Struct):
     """By tensor: another tensor, a variable, or a sparse constant that holds its value."""
 
-    tensors: dict[int, int] = field(default_factory=dict)
-    variables: dict[int, str] = field(default_factory=dict)
-    dense: dict[int, int] = field(default_factory=dict)
+    tensors: dict[int, int] = {}
+    variables: dict[int, str] = {}
+    dense: dict[int, int] = {}
 
 
 def holders(catalog: SubgraphEntry, computed: Collection[int]) -> Holders:

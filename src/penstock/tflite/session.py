@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec.structs import replace
 
 from penstock.errors import InputError, ModelError, PlacementError
-from penstock.execution import CompiledModel, State
+from penstock.execution.compiled import CompiledModel
 from penstock.ir import DType, Model
-from penstock.ir.infer import infer_shapes
 from penstock.ir.operand import Lifetime
 from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import agrees
@@ -24,6 +23,7 @@ from penstock.tflite.values import Guests
 
 if TYPE_CHECKING:
     from penstock.delegates.graph import DelegatedGraph, Subgraphs
+    from penstock.execution.state import State
     from penstock.runtime.keeping import RestoredPlan
     from penstock.tflite.program import Program
 
@@ -40,6 +40,8 @@ def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Mo
     If a shape contradicts the declared one (TFLite's non-strict resize), the declared shapes of
     everything that depends on it are ignored. Raises `ShapeMismatch` if shapes do not fit.
     """
+    from penstock.ir.infer import infer_shapes
+
     entry = model.entry
     changed = {
         entry.ordinary_inputs[position]
@@ -209,6 +211,8 @@ class Session:
         if not program.compiled.model.entry.states:
             return None
         if self._state is None:
+            from penstock.execution.state import State
+
             self._state = State(program.compiled.model)
         return self._state
 
@@ -219,6 +223,8 @@ class Session:
         """
         self._looked_up = None
         if self._state is not None:
+            from penstock.execution.state import State
+
             old, self._state = self._state, State(self._state.model)
             known = filter(old.is_assigned, range(len(old.model.variables)))
             self._state.replace({v: old.get(v) for v in known})
@@ -227,5 +233,5 @@ class Session:
         """Gives *variables* their initial values."""
         state, chosen = self._state, tuple(variables)
         if state is not None and chosen:
-            initial = State(state.model)
+            initial = type(state)(state.model)
             state.replace({v: initial.get(v) for v in chosen})

@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.errors import UnknownOperator
 from penstock.ir.operation import Operation
-from penstock.ir.operations.index import FAMILIES
+from penstock.ir.operations.index import FAMILIES, VERSIONS
 from penstock.ir.operations.spec import (
     AttributeSpec,
     FoldRule,
@@ -50,6 +50,7 @@ class _Table(Mapping[str, OperationSpec]):
         self._homes = {key: family for family, keys in FAMILIES.items() for key in keys.split()}
         self._rows: dict[str, OperationSpec] = {}
         self._families: dict[str, tuple[OperationSpec, ...]] = {}
+        self._versions = {key: newest for newest, keys in VERSIONS.items() for key in keys.split()}
 
     def family(self, name: str) -> tuple[OperationSpec, ...]:
         """The rows of one of `FAMILIES`, in their order."""
@@ -58,6 +59,10 @@ class _Table(Mapping[str, OperationSpec]):
             self._rows.update({row.name: row for row in rows})
             self._families[name] = rows
         return self._families[name]
+
+    def newest(self, key: str) -> int:
+        """`OperationSpec.versions` of a row, which is not imported for it."""
+        return self._versions.get(key, 1)
 
     def __getitem__(self, key: str) -> OperationSpec:
         if key not in self._rows:

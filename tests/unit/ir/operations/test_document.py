@@ -13,3 +13,9 @@ def test_generated_indexes_are_up_to_date() -> None:
 def test_operations_page_has_every_row_once() -> None:
     lines = [line.split("`")[1] for line in page().splitlines() if line.startswith("| `")]
     assert sorted(lines) == sorted(OPERATIONS)
+
+
+def test_the_newest_versions_are_those_of_the_rows() -> None:
+    assert {key: OPERATIONS.newest(key) for key in OPERATIONS} == {
+        key: row.versions for key, row in OPERATIONS.items()
+    }
