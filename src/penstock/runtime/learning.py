@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -25,40 +24,18 @@ from penstock import errors
 from penstock.cache.verdicts import Learned, LearnedTimes, ObservedPlan
 from penstock.logs import Log
 from penstock.partitioning.costs import Costs
+from penstock.runtime.watching import LEAST_RUNS, WARM_UP
 
 if TYPE_CHECKING:
-    from penstock.execution.variant import Variant
     from penstock.partitioning.plan import ExecutionPlan
 
 log = Log(__name__)
-
-LEAST_RUNS: Final = 16
-"""Runs from which something is learned, after those that warm up."""
-
-WARM_UP: Final = 4
-"""First runs that do not count: caches, frequencies and threads are cold."""
 
 MOST_PLANS: Final = 8
 """Observed plans of one network that are kept."""
 
 DIFFERENCE: Final = 1.25
 """Factor below which a plan took what was predicted: nothing is corrected."""
-
-
-def watch(variant: Variant, directory: str, key: str) -> None:
-    """Records the times of the first runs of *variant*, and learns from them when it is gone.
-
-    Not for a plan without a prediction, or one that falls back: its times are of another plan.
-    """
-    plan = variant.compilation.plan
-    fell_back = any(step.failures for step in variant.compilation.receipt.steps)
-    if plan.predicted_ns is None or plan.tuned is not None or plan.apart or fell_back:
-        return
-    times: list[int] = []
-    variant.times = times
-    devices = tuple(placement.device for placement in plan.operations)
-    given = os.getpid(), times, directory, key, devices, plan.predicted_ns
-    weakref.finalize(variant, learn, *given)
 
 
 def learn(

@@ -261,7 +261,7 @@ class Session:
         if occasion is not None:
             key = occasion.verdict_key
         if key:
-            from penstock.runtime.learning import watch
+            from penstock.runtime.watching import watch
 
             watch(variant, directory, key)
 

@@ -20,6 +20,7 @@ from penstock.ir import DType, ModelBuilder
 from penstock.partitioning.costs import EngineCosts
 from penstock.runtime import learning
 from penstock.runtime.learning import corrected, is_off, mark_of, says_more
+from penstock.runtime.watching import LEAST_RUNS, WARM_UP
 
 X: Final = np.ones((1, 4), np.float32)
 DEVICES: Final = ["llvm", "reference"]
@@ -90,7 +91,7 @@ def test_a_kept_plan_is_made_again_only_if_runs_say_something_else(model: Path) 
     assert outcome() == "hit"
 
 
-@pytest.mark.parametrize("count", [0, learning.WARM_UP + learning.LEAST_RUNS - 1])
+@pytest.mark.parametrize("count", [0, WARM_UP + LEAST_RUNS - 1])
 def test_few_runs_teach_nothing(model: Path, count: int) -> None:
     session(model, *[SLOW_NS] * count)
     assert not (model.parent / "cache" / LEARNED).exists()
@@ -144,7 +145,7 @@ def test_a_forked_child_keeps_nothing(tmp_path: Path) -> None:
     learning.learn(os.getpid(), *given)
     found = LearnedTimes(tmp_path).load("0" * 64)
     assert found is not None
-    assert found.plans == (ObservedPlan(("a",), 1_000, SLOW_NS, 0, 30 - learning.WARM_UP),)
+    assert found.plans == (ObservedPlan(("a",), 1_000, SLOW_NS, 0, 30 - WARM_UP),)
 
 
 def observed(ns: int, *, predicted: int = 1_000, spread: int = 0, on: str = "a") -> ObservedPlan:
