@@ -63,6 +63,7 @@ atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 os.environ["PENSTOCK_STATE_DIR"] = str(SCRATCH / "state")
 os.environ["PENSTOCK_CACHE_DIR"] = str(SCRATCH / "cache")
 os.environ["PENSTOCK_KEY_STORE"] = "file"
+os.environ["PENSTOCK_CALIBRATE"] = "never"
 # ONNX Runtime, the judge of ONNX models, reads it when it is loaded.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 

@@ -336,6 +336,12 @@ random_seed: Final = _knob(
     least=None,
     most=2.0**63,
 )
+calibrate: Final = _knob(
+    "background",
+    "Whether a program that runs for more than 10 seconds has what operations cost on its devices "
+    "measured by a process of low priority (background), a tenth of one core, or never.",
+    choices=("background", "never"),
+)
 state_dir: Final = _knob(
     "",
     "Directory of the drivers' registries of what they cached, an absolute path; empty means the "

@@ -35,6 +35,7 @@ def calibrate(
 
     from penstock.cache.cache import Cache
     from penstock.cli import opening
+    from penstock.partitioning.costs import cell_of
     from penstock.partitioning.policy import Policy
     from penstock.runtime.calibration.calibrating import calibrate as measure
     from penstock.runtime.discovery import manager
@@ -43,6 +44,7 @@ def calibrate(
     policy = opening.policy_of(accuracy) or Policy()
     opening.check_devices(device or ())
     loaded = [opening.load(path).model for path in models or ()]
+    cells = {cell_of(g, o) for model in loaded for g in model.subgraphs for o in g.operations}
     place, count = str(Cache(directory).directory), allowed_threads(threads)
     found = []
     chosen = manager.choose(device or None)
@@ -53,7 +55,7 @@ def calibrate(
             found.append(
                 measure(
                     one, place, accuracy=policy.accuracy, num_threads=count, seconds=seconds,
-                    models=loaded,
+                    cells=cells,
                 )
             )  # fmt: skip
             progress.advance(bar)

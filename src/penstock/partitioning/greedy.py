@@ -14,9 +14,10 @@ from penstock.interrupts import checkpoint, polled
 from penstock.ir import Model
 from penstock.ir.types import static_shape
 from penstock.ir.validate import subgraph_references
+from penstock.partitioning.placements import asking_for
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import declared_cost
-from penstock.partitioning.remedies import asking_for, laxest, strictest
+from penstock.partitioning.remedies import laxest, strictest
 from penstock.partitioning.support import HANDLES, Arrangement, Partition, SupportTable
 from penstock.partitioning.work import callees_first
 

@@ -142,13 +142,16 @@ class Remedy(Struct, frozen=True):
         return ": ".join(filter(None, [", ".join(self.devices), ", ".join(filter(None, needed))]))
 
     def __str__(self) -> str:
-        from penstock.partitioning.remedies import asking_for
-
         if not self.devices:
             return self.fix
         needed = [self.fix, asking_for(self.accuracy) if self.accuracy else ""]
         told = ", and ".join(filter(None, needed))
         return f"{', '.join(self.devices)} would take {_percent(self.share)}: {told}"
+
+
+def asking_for(accuracy: str) -> str:
+    """How to ask for a class, in the words of the programming interface and the command line."""
+    return f'Policy(accuracy="{accuracy}") (--accuracy {accuracy})'
 
 
 class Slow(Struct, frozen=True):

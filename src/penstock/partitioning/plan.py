@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 LEAST_WIDTH: Final = 60
 """Minimum width of a nested branch of control flow."""
 
+SHIPPED_COSTS: Final = "shipped tables ('penstock calibrate' measures this machine)"
+"""What predictions rest on where this machine was not measured."""
+
 WHOLE: Final = -1
 """Index of the pseudo-step that is the whole model (`partitioning.fallback.whole_step`)."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import Refusal, counted
 from penstock.hal import ACCURACY_RANK
+from penstock.partitioning.placements import asking_for
 
 if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan
@@ -27,11 +28,6 @@ def strictest(refusals: Iterable[Refusal | None]) -> str:
 def laxest(classes: Iterable[str]) -> str:
     """The class that admits all that each of *classes* admits."""
     return min(classes, key=ACCURACY_RANK.__getitem__)
-
-
-def asking_for(accuracy: str) -> str:
-    """How to ask for a class, in the words of the programming interface and the command line."""
-    return f'Policy(accuracy="{accuracy}") (--accuracy {accuracy})'
 
 
 def refused_for_accuracy(plan: ExecutionPlan, devices: Collection[str]) -> Iterator[str]:

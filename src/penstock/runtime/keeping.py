@@ -60,7 +60,7 @@ CODE: Final = "\ncode"
 """Names in `KeptPlan.rests_on` beside those of devices, which are one line."""
 
 UNRELATED: Final = frozenset({
-    "cache_dir", "cache_limit_mib", "keep_failure_data", "keep_failures", "key_store",
+    "cache_dir", "cache_limit_mib", "calibrate", "keep_failure_data", "keep_failures", "key_store",
     "late_write_seconds", "lease_seconds", "random_seed", "sandbox_log", "state_dir",
 })  # fmt: skip
 """Settings that decide nothing about a plan."""

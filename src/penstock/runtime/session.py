@@ -26,7 +26,7 @@ from penstock.hal.device import is_isolated, is_placeholder
 from penstock.interrupts import interruptible, punctual
 from penstock.ir import ConstantPool, Model
 from penstock.logs import Log
-from penstock.partitioning.plan import ExecutionPlan
+from penstock.partitioning.plan import SHIPPED_COSTS, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime import compile_arguments, planning
 from penstock.runtime.discovery import AnyDevice, manager
@@ -264,6 +264,11 @@ class Session:
             from penstock.runtime.watching import watch
 
             watch(variant, directory, key)
+        plan = variant.compilation.plan
+        if SHIPPED_COSTS in plan.basis and not plan.apart:
+            from penstock.runtime.calibration.later import measure_later
+
+            measure_later(plan, directory, self.config.num_threads or 1)
 
     def _planned(
         self,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from msgspec import Struct
 
 from penstock.hal import AccuracyClass, Device
-from penstock.ir import Model
-from penstock.partitioning.costs import EngineCosts, cell_of
+from penstock.partitioning.costs import EngineCosts
 from penstock.runtime.calibration.fitting import fit
 from penstock.runtime.calibration.samples import EDGE, NETWORK, STEP, Sample, samples
 from penstock.runtime.calibration.tables import MEASURED_SOURCE, MODES, keep, shipped_costs
@@ -39,19 +38,18 @@ def calibrate(
     accuracy: AccuracyClass = "faithful",
     num_threads: int = 1,
     seconds: float = SECONDS,
-    models: Sequence[Model] = (),
+    cells: Collection[str] = (),
     pause: Callable[[], None] = lambda: None,
 ) -> Calibrated:
     """Measures small models on *device* for *seconds* of processor time of this process.
 
     The costs are kept in the cache *directory*, if one is given, and used by every later compile
-    with this version of the device, this processor, class and number of threads. Cells that occur
-    in *models* are measured first. *pause* is called between two samples.
+    with this version of the device, this processor, class and number of threads. *cells* are
+    measured first. *pause* is called between two samples.
     """
     mode = MODES[accuracy]
     began = time.process_time()
-    wanted = {cell_of(g, o) for model in models for g in model.subgraphs for o in g.operations}
-    order = in_order(samples(), wanted)
+    order = in_order(samples(), set(cells))
     timings = time_samples(device, order, mode, num_threads, seconds=seconds, pause=pause)
     costs, not_kept = None, ""
     if timings:

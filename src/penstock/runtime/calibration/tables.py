@@ -18,11 +18,11 @@ from penstock.errors import CacheError
 from penstock.hal import AccuracyClass, Device
 from penstock.logs import Log
 from penstock.partitioning.costs import Costs, EngineCosts, Features
+from penstock.partitioning.plan import SHIPPED_COSTS
 
 log = Log(__name__)
 
 SHIPPED: Final = "shipped.json"
-SHIPPED_SOURCE: Final = "shipped tables ('penstock calibrate' measures this machine)"
 MEASURED_SOURCE: Final = "measurements of this machine"
 
 SHIPPED_ERROR: Final = 1.8
@@ -53,7 +53,7 @@ class Table(Struct, frozen=True):
     def costs(self) -> EngineCosts:
         """The costs, which are of another machine."""
         parts = self.cells, self.together, self.overhead, self.step_ns, self.edge_ns
-        return EngineCosts(*parts, SHIPPED_ERROR, SHIPPED_SOURCE)
+        return EngineCosts(*parts, SHIPPED_ERROR, SHIPPED_COSTS)
 
 
 def costs_for(
@@ -65,18 +65,29 @@ def costs_for(
     shipped ones, for Penstock's own devices. Without ones for *num_threads*, those for the nearest
     number. What cannot be read counts as unknown.
     """
-    kept = None if directory is None else Calibrations(directory)
     found: dict[str, EngineCosts] = {}
     for device in devices:
         costs = None
-        if kept is not None:
-            record = kept.load(calibration_key(device, MODES[accuracy], num_threads))
-            costs = None if record is None else measured_costs(record)
+        if directory is not None:
+            costs = kept_costs(directory, device, accuracy, num_threads)
         if costs is None:
             costs = shipped_costs(device, MODES[accuracy], num_threads)
         if costs is not None:
             found[device.name] = costs
     return found
+
+
+def kept_costs(
+    directory: str, device: Device, accuracy: AccuracyClass, num_threads: int
+) -> EngineCosts | None:
+    """The costs of *device* that are kept below *directory*; None if none can be read."""
+    record = Calibrations(directory).load(calibration_key(device, MODES[accuracy], num_threads))
+    if record is None:
+        return None
+    try:
+        return msgspec.json.decode(record.costs, type=EngineCosts)
+    except msgspec.MsgspecError:
+        return None
 
 
 def shipped_costs(device: Device, accuracy: AccuracyClass, num_threads: int) -> EngineCosts | None:
@@ -100,14 +111,6 @@ def shipped_tables() -> dict[str, dict[str, Table]]:
     with open(f"{folder}{os.sep}{SHIPPED}", "rb") as file:  # noqa: PTH123
         content = file.read()
     return msgspec.json.decode(content, type=dict[str, dict[str, Table]])
-
-
-def measured_costs(record: Calibration) -> EngineCosts | None:
-    """The costs of *record*; None if they cannot be read."""
-    try:
-        return msgspec.json.decode(record.costs, type=EngineCosts)
-    except msgspec.MsgspecError:
-        return None
 
 
 def keep(
