@@ -12,7 +12,6 @@ they took.
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -23,7 +22,6 @@ from penstock import errors
 from penstock.cache.verdicts import Learned, LearnedTimes, ObservedPlan
 from penstock.logs import Log
 from penstock.partitioning.costs import Costs
-from penstock.runtime.watching import LEAST_RUNS, WARM_UP
 
 if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan
@@ -38,15 +36,10 @@ DIFFERENCE: Final = 1.25
 
 
 def learn(
-    process: int, times: list[int], directory: str, key: str, devices: Sequence[str], predicted: int
+    times: Sequence[int], directory: str, key: str, devices: Sequence[str], predicted: int
 ) -> None:
-    """Keeps what runs took: *times* of the plan with these *devices*, in a process that is still
-    *process*.
-    """
-    taken = times[WARM_UP:]
-    if len(taken) < LEAST_RUNS or os.getpid() != process:
-        return
-    taken.sort()
+    """Keeps what runs took: *times* of the plan with these *devices*."""
+    taken = sorted(times)
     first, median, third = (taken[len(taken) * quarter // 4] for quarter in (1, 2, 3))
     observed = ObservedPlan(tuple(devices), predicted, median, third - first, len(taken))
     try:

@@ -30,14 +30,16 @@ def watch(variant: Variant, directory: str, key: str) -> None:
     variant.times = times
     devices = tuple(placement.device for placement in plan.operations)
     given = os.getpid(), times, directory, key, devices, plan.predicted_ns
-    weakref.finalize(variant, _end, *given)
+    weakref.finalize(variant, end, *given)
 
 
-def _end(
+def end(
     process: int, times: list[int], directory: str, key: str, devices: Sequence[str], predicted: int
 ) -> None:
-    if len(times) < WARM_UP + LEAST_RUNS or os.getpid() != process:
+    """Learns from *times*, if they are enough and this is *process*, and no fork of it."""
+    taken = times[WARM_UP:]
+    if len(taken) < LEAST_RUNS or os.getpid() != process:
         return
     from penstock.runtime.learning import learn
 
-    learn(process, times, directory, key, devices, predicted)
+    learn(taken, directory, key, devices, predicted)

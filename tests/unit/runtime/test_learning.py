@@ -18,7 +18,7 @@ from penstock.execution.variant import MOST_TIMES
 from penstock.export import tflite
 from penstock.ir import DType, ModelBuilder
 from penstock.partitioning.costs import EngineCosts
-from penstock.runtime import learning
+from penstock.runtime import watching
 from penstock.runtime.learning import corrected, is_off, mark_of, says_more
 from penstock.runtime.watching import LEAST_RUNS, WARM_UP
 
@@ -140,9 +140,9 @@ def test_without_a_cache_or_a_choice_no_run_is_timed(model: Path) -> None:
 
 def test_a_forked_child_keeps_nothing(tmp_path: Path) -> None:
     given = [SLOW_NS] * 30, str(tmp_path), "0" * 64, ("a",), 1_000
-    learning.learn(os.getpid() + 1, *given)
+    watching.end(os.getpid() + 1, *given)
     assert LearnedTimes(tmp_path).load("0" * 64) is None
-    learning.learn(os.getpid(), *given)
+    watching.end(os.getpid(), *given)
     found = LearnedTimes(tmp_path).load("0" * 64)
     assert found is not None
     assert found.plans == (ObservedPlan(("a",), 1_000, SLOW_NS, 0, 30 - WARM_UP),)
