@@ -121,15 +121,19 @@ R = TypeVar("R", bound=Struct)
 def sealed(name: str, record: Struct, domain: bytes, key: bytes) -> bytes:
     """A file's content: *record* as JSON under *name*, and its HMAC-SHA-256 for *domain*."""
     content = msgspec.json.encode(record)
-    return _assembled(name, content, _seal(content, domain, key))
+    return _head(name) + content + _BEFORE_SEAL + _seal(content, domain, key) + _END
 
 
 def unsealed(name: str, content: bytes, kind: type[R], domain: bytes, key: bytes) -> R | None:
     """The record in *content*, if it is authentic; else None. White space at the end is ignored."""
-    content = content.rstrip()
-    begin, end = len(name) + 4, len(content) - len(_END) - _SEAL_DIGITS
-    record, seal = content[begin : end - len(_BEFORE_SEAL)], content[end : -len(_END)]
-    if content != _assembled(name, record, seal):
+    content, head = content.rstrip(), _head(name)
+    begin, end = len(head), len(content) - len(_END) - _SEAL_DIGITS
+    stop, seal = end - len(_BEFORE_SEAL), content[end : -len(_END)]
+    if stop < begin or not (content.startswith(head) and content.endswith(_END)):
+        return None
+    # A plan has hundreds of kilobytes, and each copy of them takes as long as their seal.
+    record = memoryview(content)[begin:stop]
+    if content[stop:end] != _BEFORE_SEAL:
         return None
     if not hmac.compare_digest(_seal(record, domain, key), seal):
         return None
@@ -139,12 +143,14 @@ def unsealed(name: str, content: bytes, kind: type[R], domain: bytes, key: bytes
         return None
 
 
-def _assembled(name: str, record: bytes, seal: bytes) -> bytes:
-    return b'{"' + name.encode() + b'":' + record + _BEFORE_SEAL + seal + _END
+def _head(name: str) -> bytes:
+    return b'{"' + name.encode() + b'":'
 
 
-def _seal(content: bytes, domain: bytes, key: bytes) -> bytes:
-    return hmac.digest(key, domain + b"\0" + content, "sha256").hex().encode()
+def _seal(content: bytes | memoryview, domain: bytes, key: bytes) -> bytes:
+    seal = hmac.new(key, domain + b"\0", "sha256")
+    seal.update(content)
+    return seal.hexdigest().encode()
 
 
 MOST_INDEX_BYTES: Final = 1 << 20

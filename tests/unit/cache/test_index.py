@@ -69,8 +69,8 @@ def test_malformed_index_is_no_record(content: bytes) -> None:
 
 
 def test_nothing_is_parsed_before_its_seal_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    def parsed(content: bytes, **_: object) -> None:
-        raise AssertionError(content)
+    def parsed(content: memoryview, **_: object) -> None:
+        raise AssertionError(bytes(content))
 
     monkeypatch.setattr("msgspec.json.decode", parsed)
     for content in (PACKED.replace(b"abc", b"abd"), b'{"record":{},"seal":""}'):
