@@ -123,8 +123,8 @@ def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_is_parsed_before_its_seal_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def parsed(content: bytes, **_: object) -> None:
-        raise AssertionError(content)
+    def parsed(content: memoryview, **_: object) -> None:
+        raise AssertionError(bytes(content))
 
     verdicts(tmp_path).save(VERDICT)
     monkeypatch.setattr("msgspec.json.decode", parsed)
