@@ -13,6 +13,7 @@ from typing import Any, Final
 from penstock.closing import without_frames
 from penstock.errors import ModelError, UnknownOperator
 from penstock.export.tflite.fields import TFLITE
+from penstock.facade import uncollected
 from penstock.ir import Model
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.subgraph import ConstantPool
@@ -45,7 +46,8 @@ class LoadedFile:
     def __init__(self, content: sealed_file.SealedFile, owner: object = None) -> None:
         self.pool = ConstantPool(content.view, content, content.kind)
         self.owner = owner
-        self.catalog: Catalog = read_catalog(self.pool)
+        with uncollected:
+            self.catalog: Catalog = read_catalog(self.pool)
         _check_versions(self.catalog.codes)
         self._lock = threading.Lock()
         self._model: Model | ModelError | None = None

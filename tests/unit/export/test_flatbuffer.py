@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import Any
 
@@ -110,3 +111,11 @@ def test_alignment_of_every_width_and_of_empty_parts() -> None:
 def test_a_number_that_its_field_cannot_have_is_refused(field: str, value: object) -> None:
     with pytest.raises(TypeError):
         encoding.encode(TFLITE, {field: value})
+
+
+def test_it_is_written_without_garbage_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(encoding, "checkpoint", lambda: seen.append(gc.isenabled()))
+    encoding.encode(TFLITE, {"description": "x"})
+    assert seen == [False]
+    assert gc.isenabled()

@@ -16,8 +16,10 @@ import pytest
 from penstock import errors, tflite
 from penstock.delegates import Delegate
 from penstock.execution import CompiledModel
-from penstock.ir import NDArray
+from penstock.ir import ConstantPool, NDArray
+from penstock.loaders.tflite import catalog
 from penstock.partitioning.policy import Policy
+from penstock.tflite import loading
 from tests.support_caching import CachingDevice
 from tests.support_forks import in_child
 from tests.unit.execution.fakes import NumpyDevice
@@ -49,6 +51,21 @@ def run(interpreter: tflite.Interpreter, *inputs: NDArray) -> list[Any]:
 
 
 class TestOpening:
+    def test_a_file_is_read_without_garbage_collections(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[bool] = []
+        read = catalog.read_catalog
+
+        def reading(pool: ConstantPool) -> Any:
+            seen.append(gc.isenabled())
+            return read(pool)
+
+        monkeypatch.setattr(loading, "read_catalog", reading)
+        tflite.Interpreter(model_content=models.chain())
+        assert seen == [False]
+        assert gc.isenabled()
+
     def test_path_as_text_bytes_and_path(self, tmp_path: Path) -> None:
         file = tmp_path / "net.tflite"
         file.write_bytes(models.chain())

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.export.tflite.fields import Field, Kind, Schema, Table
 from penstock.export.tflite.flatbuffer import FlatBufferWriter
+from penstock.facade import uncollected
 from penstock.interrupts import checkpoint
 from penstock.ir.model import Model
 from penstock.ir.operand import DataLocation, Operand
@@ -30,7 +31,8 @@ def encode(schema: Schema, root: Mapping[str, Any]) -> bytes:
     """
     writer = FlatBufferWriter()
     try:
-        place = _table(writer, schema, schema.table(schema.root), root)
+        with uncollected:
+            place = _table(writer, schema, schema.table(schema.root), root)
     except struct.error as error:
         raise TypeError(f"a number does not fit its field: {error}") from error
     return writer.finished(place, schema.identifier)
