@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.engine_table import setting_lines
 from benchmarks.placement_race import CHOSEN, ENGINES, TUNED
@@ -21,6 +22,9 @@ from benchmarks.placement_standings import (
     subject,
     took,
 )
+
+DRAWS: Final = 5
+"""Halves of the networks that are shown."""
 
 
 def document(setting: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[str]:
@@ -59,6 +63,7 @@ def section(accuracy: str, threads: int, races: Sequence[Race]) -> Iterator[str]
         found = predictions(done, chosen=chosen)
         held = len(found) - sum(map(missed, found))
         yield f"Predictions within {MISSED:g}x: {held} of {len(found)} {what}."
+    yield from halves(done)
     if tuned:
         yield f"Tuned plans lost: {sum(lost(race, TUNED) for race in tuned)} of {len(tuned)}."
     yield ""
@@ -69,6 +74,24 @@ def section(accuracy: str, threads: int, races: Sequence[Race]) -> Iterator[str]
     for race in races:
         if "failed" in race:
             yield f"| {race['id']} | {race['failed']} |{' |' * (len(ENGINES) + 4)} **lost** |"
+
+
+def halves(races: Sequence[Race]) -> Iterator[str]:
+    """The figures of halves of the networks, drawn by seeds.
+
+    Costs are fitted to models that the program makes, and to no network: every half is one that
+    nothing was fitted to.
+    """
+    for seed in range(DRAWS):
+        drawn = random.Random(seed).sample(list(races), len(races) // 2)  # noqa: S311
+        ratios = [ratio(race, CHOSEN) for race in drawn if rival(race) is not None]
+        found = predictions(drawn, chosen=True)
+        if ratios:
+            held = len(found) - sum(map(missed, found))
+            mean = statistics.geometric_mean(ratios)
+            within = f"{held} of {len(found)} predicted within {MISSED:g}x"
+            losses = sum(map(lost, drawn))
+            yield f"Half drawn by seed {seed}: geometric mean {mean:.3f}x, {losses} lost, {within}."
 
 
 def row(race: Race) -> str:

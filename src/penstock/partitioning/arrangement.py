@@ -73,7 +73,7 @@ def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrang
     return found or greedy.on_one_device(table, judge.prices.operations, lax, "", greedy.NO_REFUSAL)
 
 
-CLOSENESS: Final = 0.2
+CLOSENESS: Final = 0.4
 """Share of the error of predictions by which two single devices must differ to be told apart."""
 
 

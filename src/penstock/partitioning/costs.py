@@ -126,8 +126,18 @@ def kind_of(subgraph: Subgraph, operation: Operation) -> str:
         if shape[1] == shape[2] == 1:
             return "CONV_2D 1x1"
         return "CONV_2D few" if shape[3] <= FEW_CHANNELS else "CONV_2D"
+    if key == "FULLY_CONNECTED" and _rows_of(subgraph, operation) > 1:
+        return "FULLY_CONNECTED rows"
     kind = STANDS_FOR.get(key, UNKNOWN)
     return f"{kind} spread" if kind in SPREADING and _is_spread(subgraph, operation) else kind
+
+
+def _rows_of(subgraph: Subgraph, operation: Operation) -> float:
+    """How many rows a fully connected layer multiplies with its weights, which it reads once."""
+    values, weights = (subgraph.operands[i] for i in operation.inputs[:2])
+    shape = static_shape(weights.shape)
+    depth = shape[-1] if shape else 0
+    return work.elements_of(values.shape) / max(1, depth)
 
 
 def _is_spread(subgraph: Subgraph, operation: Operation) -> bool:

@@ -221,7 +221,11 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
     "TRANSPOSE_CONV": (_transposed, ((14, 14, 64, 64, 2), (28, 28, 32, 32, 3), (64, 64, 16, 8, 2))),
     "FULLY_CONNECTED": (
         _connected,
-        ((1, 256, 256), (1, 1280, 1000), (1, 64, 12), (49, 128, 256), (1, 4096, 512)),
+        ((1, 256, 256), (1, 1280, 1000), (1, 64, 12), (1, 4096, 512)),
+    ),
+    "FULLY_CONNECTED rows": (
+        _connected,
+        ((49, 128, 256), (16, 64, 256), (98, 64, 64), (64, 256, 256)),
     ),
     "BATCH_MATMUL": (_matmul, ((4, 64, 64, 64), (1, 16, 64, 16), (8, 128, 64, 128))),
     "ADD": (_binary("ADD"), PICTURES),
@@ -247,7 +251,9 @@ TYPES: Final = (
     ("float32", DType.FLOAT32, None), ("int8", DType.INT8, None), ("uint8", DType.UINT8, None),
     ("hybrid", DType.FLOAT32, DType.INT8), ("int16", DType.INT16, DType.INT8),
 )  # fmt: skip
-WEIGHTED: Final = frozenset({"CONV_2D", "CONV_2D 1x1", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
+WEIGHTED: Final = frozenset({
+    "CONV_2D", "CONV_2D 1x1", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "FULLY_CONNECTED rows",
+})  # fmt: skip
 KINDS_OF_TYPE: Final = {"hybrid": WEIGHTED, "int16": WEIGHTED | {"ADD", "MUL", "BATCH_MATMUL"}}
 
 
