@@ -78,7 +78,8 @@ COMMANDS: Final[Mapping[str, Home]] = {
     "cache ls": Home(
         "cache.listing",
         "ls",
-        "List the entries, the last used first, measured placements ('bench --tune'), kept plans.",
+        "List the entries, the last used first, measured placements ('bench --tune'), kept plans, "
+        "measured costs and times of runs.",
     ),
     "cache show": Home(
         "cache.listing",
@@ -88,8 +89,8 @@ COMMANDS: Final[Mapping[str, Home]] = {
     "cache verify": Home(
         "cache.maintenance",
         "verify",
-        "Verify every entry against its driver's registry, and the seals of measured placements "
-        "and kept plans.",
+        "Verify every entry against its driver's registry, and the seals of measured placements, "
+        "kept plans, measured costs and times of runs.",
     ),
     "cache explain": Home(
         "cache.compiles",

@@ -16,8 +16,16 @@ from typer.testing import CliRunner, Result
 
 import penstock
 from penstock.cache import Cache
-from penstock.cache.naming import PLANS
-from penstock.cache.verdicts import Verdict, Verdicts
+from penstock.cache.naming import CALIBRATIONS, PLANS
+from penstock.cache.verdicts import (
+    Calibration,
+    Calibrations,
+    Learned,
+    LearnedTimes,
+    ObservedPlan,
+    Verdict,
+    Verdicts,
+)
 from penstock.cli.application import app
 from penstock.cli.cache.compiles import readable
 from penstock.export import tflite
@@ -135,6 +143,8 @@ def test_a_directory_that_is_not_there_is_an_empty_cache(run: Run, directory: Pa
         "entries": [],
         "verdicts": [],
         "plans": [],
+        "costs": [],
+        "runs": [],
         "nbytes": 0,
     }
     assert "0 entries, 0 bytes" in run("cache", "ls").stdout
@@ -285,6 +295,35 @@ def test_verify_accepts_what_drivers_accept(run: Run, warm: Path) -> None:
     assert (data["verified"], data["refused"]) == (2, 0)
     assert data["entries"][0]["sound"] is True
     assert [plan["sound"] for plan in data["plans"]] == [True]
+
+
+def test_costs_and_times_of_runs_are_listed_verified_and_cleared(run: Run, directory: Path) -> None:
+    key = "0" * 64
+    costs: dict[str, Any] = {
+        "device": "lab", "version": "1", "num_threads": 2, "accuracy": "exact", "samples": 7
+    }  # fmt: skip
+    Calibrations(directory).save(Calibration(key=key, costs=msgspec.Raw(b"{}"), **costs))
+    times = ObservedPlan(("lab", "lab"), 1_000, 2_000_000, 3, 40)
+    LearnedTimes(directory).save(Learned(key=key, plans=(times,)))
+    data = parsed(run("cache", "ls", "--json"))
+    assert [(c["device"], c["accuracy"], c["threads"]) for c in data["costs"]] == [
+        ("lab", "exact", 2)
+    ]
+    (plan,) = data["runs"][0]["plans"]
+    assert plan == {"devices": ["lab"], "ns": 2_000_000, "predicted_ns": 1_000}
+    shown = run("cache", "ls").stdout
+    assert "measured cost" in shown
+    assert "lab 2.0 ms" in shown
+    verified = run("cache", "verify").stdout
+    assert "0 entries and 1 measured cost and 1 time of runs verified, 0 refused" in verified
+    (file,) = (directory / CALIBRATIONS).iterdir()
+    file.write_bytes(file.read_bytes().replace(b'"samples":7', b'"samples":9'))
+    refused = run("cache", "verify", "--json")
+    assert refused.exit_code == 1
+    (found,) = json.loads(refused.stdout)["costs"]
+    assert "'penstock calibrate' writes it anew" in found["error"]["message"]
+    run("cache", "clear", "--yes")
+    assert parsed(run("cache", "ls", "--json"))["runs"] == []
 
 
 def test_an_altered_plan_is_refused_and_listed_no_more(

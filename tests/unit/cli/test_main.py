@@ -333,7 +333,7 @@ def test_doctor_lists_packages_devices_limits_and_changed_knobs(
     assert data["packages"]["numpy"] == np.__version__
     assert data["limits"]["threads"] >= 1
     changed = {k["name"]: k["value"] for k in data["knobs"]}
-    assert set(changed) == {"allow_fallback", "cache_dir", "key_store", "state_dir"}
+    assert set(changed) == {"allow_fallback", "cache_dir", "calibrate", "key_store", "state_dir"}
     assert changed["allow_fallback"] is False
     text = run("doctor").stdout
     assert "numpy" in text

@@ -30,9 +30,11 @@ NO_INDEX: Final = (
 
 
 def ls(output: Output, directory: options.CacheDirectory = None) -> None:
-    """List the entries, the last used first, measured placements ('bench --tune'), kept plans."""
+    """List the entries, the last used first, measured placements ('bench --tune'), kept plans,
+    measured costs and times of runs.
+    """
     from penstock.cache.plans import KeptPlans
-    from penstock.cache.verdicts import Verdicts
+    from penstock.cache.verdicts import Calibrations, LearnedTimes, Verdicts
 
     cache = open_cache(directory)
     entries = cache.entries()
@@ -87,6 +89,56 @@ def ls(output: Output, directory: options.CacheDirectory = None) -> None:
             ],
             whole=("kept plan", "file"),
         )
+    costs: list[dict[str, Any]] = [
+        {
+            "key": c.key,
+            "device": c.device,
+            "accuracy": c.accuracy,
+            "threads": c.num_threads,
+            "samples": c.samples,
+            "created": c.created,
+        }
+        for c in Calibrations(cache.directory).every()
+    ]
+    if costs:
+        output.table(
+            ("measured cost", "device", "class", "threads", "models timed", "created"),
+            [
+                (key[:SHORT], *values, when(created))
+                for key, *values, created in (c.values() for c in costs)
+            ],
+            whole=("measured cost",),
+        )
+    runs: list[dict[str, Any]] = [
+        {
+            "key": r.key,
+            "plans": [
+                {
+                    "devices": list(dict.fromkeys(p.devices)),
+                    "ns": p.ns,
+                    "predicted_ns": p.predicted_ns,
+                }
+                for p in r.plans
+            ],
+            "created": r.created,
+        }
+        for r in LearnedTimes(cache.directory).every()
+    ]
+    if runs:
+        output.table(
+            ("time of runs", "plans", "created"),
+            [
+                (
+                    r["key"][:SHORT],
+                    "; ".join(
+                        f"{', '.join(p['devices'])} {milliseconds(p['ns'])}" for p in r["plans"]
+                    ),
+                    when(r["created"]),
+                )
+                for r in runs
+            ],
+            whole=("time of runs",),
+        )
     output.line(f"{how_many(entries)}, {size(total)} in {cache.directory}", "dim")
     output.json(
         {
@@ -94,6 +146,8 @@ def ls(output: Output, directory: options.CacheDirectory = None) -> None:
             "entries": [describe(entry) for entry in entries],
             "verdicts": verdicts,
             "plans": plans,
+            "costs": costs,
+            "runs": runs,
             "nbytes": total,
         }
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from msgspec import Struct
+
+from penstock.cache.records import SealedRecords
 from penstock.cli import options
 from penstock.cli.cache.directory import SHORT, describe, find, open_cache, owner, short, when
 from penstock.cli.cache.listing import how_many
@@ -16,20 +19,38 @@ from penstock.logs import printable
 
 if TYPE_CHECKING:
     from penstock.cache import Cache, CacheEntry, Removed
-    from penstock.cache.records import SealedRecords
     from penstock.errors import CacheError
 
 
 NOT_TRUSTED: Final = (
     "its file is altered, cut short, not readable, or sealed under another state directory or key; "
-    "measuring again ('bench --tune') writes it anew, and 'penstock cache clear' removes it"
+    "{remedy} writes it anew, and 'penstock cache clear' removes it"
 )
 
 
-PLAN_NOT_TRUSTED: Final = (
-    "its file is altered, cut short, not readable, or sealed under another state directory or key; "
-    "the next compile of its model writes it anew, and 'penstock cache clear' removes it"
-)
+class RecordKind(Struct, frozen=True):
+    """Records that are no entries: their name in tables and in `--json`, where they are, and what
+    writes one anew.
+    """
+
+    name: str
+    field: str
+    kind: type[SealedRecords[Any]]
+    remedy: str
+
+
+def record_kinds() -> tuple[RecordKind, ...]:
+    """The kinds of records that a person may ask about."""
+    from penstock.cache.plans import KeptPlans
+    from penstock.cache.verdicts import Calibrations, LearnedTimes, Verdicts
+
+    compiling = "the next compile of its model"
+    return (
+        RecordKind("measured placement", "verdicts", Verdicts, "measuring again ('bench --tune')"),
+        RecordKind("kept plan", "plans", KeptPlans, compiling),
+        RecordKind("measured cost", "costs", Calibrations, "'penstock calibrate'"),
+        RecordKind("time of runs", "runs", LearnedTimes, "running its model again"),
+    )
 
 
 def verify(
@@ -40,65 +61,53 @@ def verify(
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Verify every entry against its driver's registry, and the seals of measured placements and
-    kept plans.
+    """Verify every entry against its driver's registry, and the seals of measured placements, kept
+    plans, measured costs and times of runs.
 
     Fails if one would be refused.
     """
-    from penstock.cache.plans import KeptPlans
-    from penstock.cache.verdicts import Verdicts
-
     cache = open_cache(directory)
     wanted = None if token is None else find(cache.entries(), token).token
     results = [r for r in cache.verify() if wanted is None or r[0].token == wanted]
-    placements: list[tuple[str, CacheError | None]] = []
-    plans: list[tuple[str, CacheError | None]] = []
-    if wanted is None:
-        placements = judged_records(Verdicts(cache.directory), NOT_TRUSTED)
-        plans = judged_records(KeptPlans(cache.directory), PLAN_NOT_TRUSTED)
+    records = {
+        one: judged_records(one.kind(cache.directory), NOT_TRUSTED.format(remedy=one.remedy))
+        for one in record_kinds()
+        if wanted is None
+    }
     # An entry that its driver has not written yet is only a miss.
     refused = [
         (f"entry {short(e)}", error)
         for e, error in results
         if error is not None and not isinstance(error, NotYetWritten)
     ]
-    refused += [(f"the measured placement {k[:SHORT]}", error) for k, error in placements if error]
-    refused += [(f"the kept plan {k[:SHORT]}", error) for k, error in plans if error]
+    for one, found in records.items():
+        refused += [(f"the {one.name} {key[:SHORT]}", error) for key, error in found if error]
     if results:
         output.table(
             ("token", "device", "verdict"),
             [(short(entry), owner(entry), str(error or "sound")) for entry, error in results],
             whole=("token",),
         )
-    if placements:
-        output.table(
-            ("measured placement", "verdict"),
-            [(key[:SHORT], str(error or "sound")) for key, error in placements],
-            whole=("measured placement",),
-        )
-    if plans:
-        output.table(
-            ("kept plan", "verdict"),
-            [(key[:SHORT], str(error or "sound")) for key, error in plans],
-            whole=("kept plan",),
-        )
     what = how_many([e for e, _ in results])
-    if placements:
-        what += f" and {counted(len(placements), 'measured placement')}"
-    if plans:
-        what += f" and {counted(len(plans), 'kept plan')}"
+    for one, found in records.items():
+        if found:
+            rows = [(key[:SHORT], str(error or "sound")) for key, error in found]
+            output.table((one.name, "verdict"), rows, whole=(one.name,))
+            what += f" and {counted(len(found), one.name)}"
     output.line(f"{what} verified, {len(refused)} refused", "dim")
     output.json(
         {
             "directory": str(cache.directory),
-            "verified": len(results) + len(placements) + len(plans),
+            "verified": len(results) + sum(map(len, records.values())),
             "refused": len(refused),
             "entries": [
                 {"token": e.token.hex(), "device": e.device or None, **judged(error)}
                 for e, error in results
             ],
-            "verdicts": [{"key": key, **judged(error)} for key, error in placements],
-            "plans": [{"key": key, **judged(error)} for key, error in plans],
+            **{
+                one.field: [{"key": key, **judged(error)} for key, error in records.get(one, ())]
+                for one in record_kinds()
+            },
         }
     )
     if refused:
