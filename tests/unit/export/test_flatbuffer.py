@@ -113,7 +113,7 @@ def test_a_number_that_its_field_cannot_have_is_refused(field: str, value: objec
         encoding.encode(TFLITE, {field: value})
 
 
-def test_it_is_written_without_garbage_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_written_without_garbage_collections(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(encoding, "checkpoint", lambda: seen.append(gc.isenabled()))
     encoding.encode(TFLITE, {"description": "x"})

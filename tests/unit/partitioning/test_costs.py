@@ -50,6 +50,14 @@ def layer(kernel: int, depth: int, *, weights: type[np.generic] = np.float32) ->
     )
 
 
+def dense(rows: int) -> Model:
+    net = ModelBuilder()
+    x = net.input(DType.FLOAT32, (rows, 8), "x")
+    weights, bias = np.ones((4, 8), np.float32), np.zeros(4, np.float32)
+    inputs = [x, net.constant(weights), net.constant(bias)]
+    return net.build(net.operation("FULLY_CONNECTED", inputs, [(DType.FLOAT32, (rows, 4))]))
+
+
 def cell(model: Model) -> str:
     return cell_of(model.entry, model.operations[-1])
 
@@ -61,6 +69,8 @@ def cell(model: Model) -> str:
         (layer(3, 8), "CONV_2D float32"),
         (layer(3, 3), "CONV_2D few float32"),
         (layer(3, 8, weights=np.int8), "CONV_2D hybrid"),
+        (dense(1), "FULLY_CONNECTED float32"),
+        (dense(2), "FULLY_CONNECTED rows float32"),
         (chain(["RELU"]), "RELU float32"),
         (chain(["NEG"]), "RELU float32"),
         (chain(["MUL"]), "MUL float32"),
