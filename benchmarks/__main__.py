@@ -27,6 +27,7 @@ MODULES = {
     "command": "command",
     "first": "first",
     "footprint": "footprint",
+    "peaks": "peaks",
     "threads": "threads",
     "placement": "placement",
     "coverage": "coverage",

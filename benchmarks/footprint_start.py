@@ -2,8 +2,10 @@
 
     python -m benchmarks.footprint_start SUBJECT MODEL INPUTS [CACHE]
 
-SUBJECT is `llvm`, `litert` or `onnxruntime`. INPUTS is an `.npz` file of arrays. It prints one line
-of JSON: the greatest resident memory (`peak_mib`), and of `llvm` what `ours` returns.
+SUBJECT is `llvm`, an engine by its own interface (`litert`, `onnxruntime`, `openvino`), or another
+device of Penstock's. INPUTS is an `.npz` file of arrays. It prints one line of JSON: the greatest
+resident memory (`peak_mib`), of `llvm` what `ours` returns, and of another device what `device`
+returns.
 """
 
 from __future__ import annotations
@@ -28,6 +30,14 @@ AGAIN: Final = 7
 """Further loads of an entry in the same process, whose median is the time of a load."""
 
 
+ENGINES: Final = {
+    "litert": "copying_litert",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+}
+"""Functions of `benchmarks.competitors`."""
+
+
 def main(subject: str, model: str, inputs: str, cache: str = "") -> None:
     import numpy as np
 
@@ -36,13 +46,31 @@ def main(subject: str, model: str, inputs: str, cache: str = "") -> None:
     found: dict[str, Any] = {}
     if subject == "llvm":
         found = ours(Path(model), given, cache)
-    else:
-        from benchmarks.competitors import copying_litert, onnxruntime
+    elif subject in ENGINES:
+        from benchmarks import competitors
 
-        make = copying_litert if subject == "litert" else onnxruntime
-        make(Path(model), 1, given)(given)
+        getattr(competitors, ENGINES[subject])(Path(model), 1, given)(given)
         found["peak_mib"] = peak_mib()
+    else:
+        found = device(subject, model, given, cache)
     print(json.dumps(found))
+
+
+def device(name: str, path: str, inputs: Sequence[Any], cache: str) -> dict[str, Any]:
+    """Compiles or loads a network for that device and runs it once: whether it runs all of it."""
+    import penstock
+    from benchmarks import competitors
+
+    # Imported where an engine runs by its own interface, too.
+    assert set(ENGINES.values()) <= set(dir(competitors))
+    compiled = penstock.compile(
+        path, devices=[name, "reference"], cache=cache, num_threads=1, isolate=False,
+        shapes={at: array.shape for at, array in enumerate(inputs)},
+        policy=penstock.Policy(accuracy="relaxed"),
+    )  # fmt: skip
+    compiled.run([*inputs])
+    whole = {step.device for step in compiled.plan.steps} == {name}
+    return {"peak_mib": peak_mib(), "whole": whole, "plan": str(compiled.receipt.plan)}
 
 
 def ours(path: Path, inputs: Sequence[Any], cache: str) -> dict[str, Any]:

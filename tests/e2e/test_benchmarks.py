@@ -18,6 +18,7 @@ from benchmarks import (
     engine_race,
     engine_table,
     engines,
+    first,
     gates,
     operations,
     results,
@@ -26,6 +27,7 @@ from benchmarks import (
 from benchmarks.measuring import Row, interleaved, medians
 from benchmarks.models.making import Case
 from penstock.ir import NDArray
+from penstock.runtime.entries import installed_entries
 from penstock.runtime.measuring import Rest
 from penstock.testing.operations import OperationCase
 from tests.conftest import ROOT
@@ -372,3 +374,18 @@ def test_failed_tf2onnx_conversion_is_reported_once_with_its_reason(
     assert convert(good).read_bytes() == b"good"
     with pytest.raises(conversion.NotConverted, match="no such operator"):
         convert(bad)
+
+
+def test_each_further_driver_is_a_distribution_with_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(first.drivers(tmp_path / "site"))
+    made = [entry for entry in installed_entries() if entry.name.startswith("toy")]
+    assert len(made) == first.DRIVERS
+    assert [device().name for device in (entry.load() for entry in made)] == [
+        entry.name for entry in made
+    ]
+
+
+def test_the_middle_half_of_starts() -> None:
+    assert first.half([1.0, 2.0, 3.0, 4.0, 100.0]) == "2 to 52"

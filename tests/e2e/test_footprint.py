@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import footprint
+from benchmarks import footprint, peaks
 from benchmarks.footprint import SMALL_NETWORK, document, judged
 from tests.support_llvm import needs_llvm
 
@@ -50,6 +50,18 @@ def test_the_table_marks_networks_beyond_a_limit() -> None:
     assert "over" not in last[0]
     assert last[1].startswith("| large | 0.90 | 300 | 4.00 | 9.0 | 4.0 | 70 | 70 | 40 | +30 |")
     assert "**over**" in last[1]
+
+
+def test_peaks_of_other_engines_are_judged_and_marked() -> None:
+    found = [
+        {"id": "near", "device": "xnnpack", "ours": 65.0, "cold": 80.0, "own": 50.0},
+        {"id": "far", "device": "openvino-cpu", "ours": 165.1, "cold": 180.0, "own": 150.0},
+    ]
+    assert [peaks.judged(one).met for one in found] == [True, False]
+    assert [*peaks.document(found)][-2:] == [
+        "| near | xnnpack | 65 | 80 | 50 | +15 |  |",
+        "| far | openvino-cpu | 165 | 180 | 150 | +15 | **over** |",
+    ]
 
 
 @needs_llvm
