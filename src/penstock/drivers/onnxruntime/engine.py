@@ -85,7 +85,7 @@ def onnx() -> Any:
 
 
 def session_of(
-    data: bytes,
+    data: bytes | str,
     provider: str,
     num_threads: int | None,
     *,
@@ -94,7 +94,8 @@ def session_of(
     save_to: Path | None = None,
     profile_to: Path | None = None,
 ) -> Session:
-    """A session of an ONNX model's bytes. Raises `GeneralFailure` with ONNX Runtime's message.
+    """A session of an ONNX model, given as bytes or by path. Raises `GeneralFailure` with ONNX
+    Runtime's message.
 
     If *num_threads* is None, ONNX Runtime decides. A model that is already *optimised* is not
     optimised again. The optimised model is written to *save_to*, and a profile to a file whose name

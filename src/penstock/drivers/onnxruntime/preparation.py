@@ -6,6 +6,7 @@ optimised model.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,7 @@ from penstock.drivers.onnxruntime.installation import saturates
 from penstock.drivers.onnxruntime.wire import build, serialize
 from penstock.hal import CacheReport, PrepareConfig
 from penstock.ir import Model
+from penstock.memory.sealed_file import SealedFile, seal_chunks
 from penstock.sealed import LoadedEntry
 
 if TYPE_CHECKING:
@@ -45,10 +47,10 @@ def pack(model: bytes, ports: Ports, version: str) -> bytes:
     return framed(Manifest(SCHEMA, version, ports), model)
 
 
-def unpack(content: memoryview) -> tuple[Manifest, bytes]:
+def unpack(content: memoryview) -> tuple[Manifest, SealedFile]:
     """The manifest and the model. Raises `GeneralFailure` for bytes that `pack` cannot produce."""
     manifest, model = unframed(content, Manifest, SCHEMA)
-    return manifest, bytes(model)
+    return manifest, seal_chunks([model], model.nbytes)
 
 
 def prepare(
@@ -96,6 +98,16 @@ def _version() -> str:
     return str(engine.onnxruntime().__version__)
 
 
+def _source(model: SealedFile) -> bytes | str:
+    """The bytes of *model*, or its path: ONNX Runtime then reads it part by part, and the bytes are
+    in memory once less. No process can write the file.
+    """
+    path = f"/proc/self/fd/{model.fd}"
+    if model.fd is None or not os.access(path, os.R_OK):
+        return bytes(model.view)
+    return path
+
+
 def load(
     device: OnnxRuntimeDevice, entry: LoadedEntry, config: PrepareConfig
 ) -> EngineModel[Executable]:
@@ -103,5 +115,6 @@ def load(
     manifest, content = opened(entry, unpack, _version)
     check_limits(config)
     device.count(loads=1)
-    session = engine.session_of(content, device.provider.name, config.num_threads, optimised=True)
+    provider, threads = device.provider.name, config.num_threads
+    session = engine.session_of(_source(content), provider, threads, optimised=True)
     return EngineModel(device, manifest.ports, CacheReport(), Executable(session))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -10,6 +11,8 @@ import pytest
 from penstock.driverkit.artefact import Ports, ports_of
 from penstock.drivers.onnxruntime import preparation
 from penstock.errors import GeneralFailure
+from penstock.memory.sealed_file import HAS_MEMFD, LEAST_SEALED
+from penstock.memory.shared import is_write_sealed
 from tests.support_artefacts import network
 
 PORTS: Final = ports_of(network())
@@ -37,4 +40,16 @@ def test_nothing_but_what_is_written_is_read(content: memoryview, reason: str) -
 
 def test_unpack_returns_the_packed_manifest_and_model() -> None:
     manifest, model = preparation.unpack(memoryview(preparation.pack(b"model", PORTS, "1.2")))
-    assert (manifest.engine, manifest.ports, model) == ("1.2", PORTS, b"model")
+    assert (manifest.engine, manifest.ports) == ("1.2", PORTS)
+    assert preparation._source(model) == b"model"
+
+
+@pytest.mark.skipif(not HAS_MEMFD, reason="models are in files without a name on Linux")
+def test_a_large_model_is_read_from_a_file_that_nothing_can_write() -> None:
+    content = bytes(LEAST_SEALED)
+    _, model = preparation.unpack(memoryview(preparation.pack(content, PORTS, "1.2")))
+    path = preparation._source(model)
+    assert isinstance(path, str)
+    assert Path(path).read_bytes() == content
+    assert model.fd is not None
+    assert is_write_sealed(model.fd)
