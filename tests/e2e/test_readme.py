@@ -40,7 +40,7 @@ def test_python_of_the_tutorial_prints_the_plan_and_the_receipt() -> None:
 def test_every_command_of_the_readme_and_the_tutorial_exists() -> None:
     shown = set(re.findall(r"(?m)^(?:\$ )?penstock (\w+)", README + TUTORIAL))
     known = {name.partition(" ")[0] for name in COMMANDS}
-    assert len(shown) == 8
+    assert len(shown) == 9
     assert shown <= known
 
 

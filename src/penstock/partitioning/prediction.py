@@ -16,6 +16,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.hal import Capabilities, PerformanceInfo
 from penstock.hal.device import is_isolated
 from penstock.interrupts import polled
@@ -65,7 +66,7 @@ def price(table: SupportTable, costs: Costs = NO_COSTS, *, energy: bool = False)
     """The prices of every operation, step and byte of *table*, in time or in *energy*.
 
     Time: that of *costs* for a device that it has, and for operations whose cost it knows. Else the
-    reference's estimated time for the operation, multiplied by the device's declared
+    reference's measured or estimated time for the operation, multiplied by the device's declared
     execution time for the element type of its first input. Energy: the same estimate multiplied by
     the declared power usage, which is the device's energy for the work relative to the reference
     (NNAPI section 4.3). Dispatch and transfer count as host time at the reference's power. The
@@ -91,8 +92,13 @@ def price(table: SupportTable, costs: Costs = NO_COSTS, *, energy: bool = False)
                 (ns, LONGEST if no_bound else worst)
                 for (ns, worst), no_bound in zip(times, endless, strict=True)
             ]
-    base = {index: [ns for ns, _ in times] for index, times in both.items()}
     known = {} if energy else costs
+    base = {index: [ns for ns, _ in times] for index, times in both.items()}
+    if (reference := known.get(FALLBACK_DEVICE)) is not None:
+        for index, estimated in base.items():
+            own = model.subgraphs[index]
+            taken = (reference.nanoseconds(own, o) for o in own.operations)
+            base[index] = [ns or old for ns, old in zip(taken, estimated, strict=True)]
     measured = [known.get(c.name) for c in table.candidates]
     pairs = list(zip(table.candidates, measured, strict=True))
     columns = [_column(model, order, base, c.capabilities, energy, own) for c, own in pairs]

@@ -138,6 +138,13 @@ def test_measured_costs_replace_declared_ones_where_they_are_known() -> None:
     assert price(table, {"a": costs(ADD=5_000)}, energy=True).operations == declared.operations
 
 
+def test_declared_costs_are_relative_to_the_measured_reference() -> None:
+    model = chain(["ADD"])
+    own = [NumpyDevice("a", KINDS, other=(0.5, 0.5)), NumpyDevice("reference", KINDS)]
+    prices = price(collect_support(model, own, Policy()), {"reference": costs(ADD=6_000)})
+    assert prices.operations == ((3_000, 6_000),)
+
+
 def test_the_device_that_is_measured_to_be_quicker_gets_the_operations() -> None:
     model, own = chain(["ADD", "ADD"]), devices("a", "b")
     measured = {"a": costs(ADD=9_000), "b": costs(ADD=2_000)}
