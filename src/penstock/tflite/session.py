@@ -13,10 +13,11 @@ from penstock.ir import DType, Model
 from penstock.ir.operand import Lifetime
 from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import agrees
-from penstock.loaders.tflite.catalog import Catalog
+from penstock.loaders.tflite.catalog import Catalog, SubgraphEntry
 from penstock.partitioning.policy import Policy
 from penstock.runtime.compile_arguments import CompileArguments, cache_info
 from penstock.runtime.compiling import ModelFile, compile_model
+from penstock.runtime.session import Kept
 from penstock.tflite import texts
 from penstock.tflite.loading import LoadedFile
 from penstock.tflite.values import Guests
@@ -60,6 +61,22 @@ def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Mo
         )
         model = _replace_entry(model, replace(entry, operands=operands))
     return infer_shapes(model, shapes)
+
+
+def open_shapes(subgraph: SubgraphEntry) -> dict[int, tuple[int, ...]] | None:
+    """The shapes of the inputs of *subgraph*, by position, if the file leaves one open.
+
+    None if it does not, and if a position may be of another input of the model.
+    """
+    inputs, tensors = subgraph.inputs, subgraph.tensors
+    if len(set(inputs)) != len(inputs) or not all(0 <= i < len(tensors) for i in inputs):
+        return None
+    given = [tensors[i] for i in inputs]
+    if any(t.dtype in (DType.RESOURCE, DType.VARIANT) for t in given):
+        return None
+    if not any(t.signature is not None and -1 in t.signature for t in given):
+        return None
+    return {at: tensor.shape for at, tensor in enumerate(given)}
 
 
 def with_every_output(model: Model) -> Model:
@@ -111,7 +128,12 @@ class Session:
         self.guests = Guests()
         self._options = dict(options)
         self._state: State | None = None
+        self._keeps = False
         self._looked_up: tuple[ModelFile, RestoredPlan] | Literal[False] | None = None
+        self._open = open_shapes(file.catalog.subgraphs[0])
+        """The shapes to compile the file for, because it leaves some open; None if it does not."""
+        self._opened: Model | None = None
+        """The model with these shapes, whose plan is to be kept."""
 
     @property
     def catalog(self) -> Catalog:
@@ -130,38 +152,48 @@ class Session:
             given = planned.inputs if subgraph == planned.main else ()
             if given and all(given[at].shape == shape for at, shape in shapes.items()):
                 return planned
-        return with_input_shapes(entered(self.model, subgraph), shapes)
+        whole = self.model
+        model = with_input_shapes(entered(whole, subgraph), shapes)
+        if self._keeps and shapes == self._open and subgraph == whole.main:
+            given = whole.inputs
+            if all(agrees(given[at].shape, shape) for at, shape in shapes.items()):
+                self._opened = model
+        return model
 
     def compile(self, model: Model) -> CompiledModel:
         """Compiles *model*, or a part, by the interpreter's options."""
         if self._looked_up and model is self._looked_up[1].plan.model:
-            return compile_model(self._looked_up[0], **self._options)
+            return compile_model(self._looked_up[0], shapes=self._open, **self._options)
+        if model is self._opened:
+            return compile_model(self.file.model, shapes=self._open, **self._options)
         return compile_model(with_every_output(model) if self.preserve else model, **self._options)
 
     def _kept(self) -> RestoredPlan | None:
         """The plan that is kept for the file and the interpreter's options; looked up once."""
         if self._looked_up is None:
             content = ModelFile(self.file.pool)
-            restored = self._restored(content)
-            self._looked_up = (content, restored) if restored is not None else False
+            kept = self._found(content)
+            self._keeps = kept.case is not None
+            self._looked_up = False if kept.restored is None else (content, kept.restored)
         return self._looked_up[1] if self._looked_up else None
 
-    def _restored(self, content: ModelFile) -> RestoredPlan | None:
+    def _found(self, content: ModelFile) -> Kept:
         policy = self._options.get("policy") or Policy()
         if self.preserve or policy.shadow:
-            return None
+            return Kept()
         try:
             info, uncached = cache_info(self._options.get("cache", True))
         except InputError:  # the compile raises it
-            return None
+            return Kept()
         arguments = CompileArguments(
             self._options.get("devices"),
             num_threads=self._options.get("num_threads"),
+            shapes=self._open,
             policy=policy,
             cache=info,
             uncached=uncached,
         )
-        return content.kept(arguments).restored
+        return content.kept(arguments)
 
     def reason(self, error: Exception, subgraph: int) -> str:
         """The text of the RuntimeError for *error*: LiteRT's message if known, then Penstock's."""

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.cache import small
-from penstock.ir import ConstantPool, Model
+from penstock.export.tflite import write
+from penstock.ir import ConstantPool, DType, Model, ModelBuilder
 from penstock.loaders import tflite as loader
-from penstock.tflite import Interpreter, OpResolverType
+from penstock.tflite import Interpreter, OpResolverType, loading
+from penstock.tflite.session import open_shapes
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64)
 
@@ -20,6 +23,19 @@ X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64)
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "small.tflite"
     path.write_bytes(small())
+    return path
+
+
+@pytest.fixture
+def open_model(tmp_path: Path) -> Path:
+    """As `model`, with an open batch."""
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (None, 64), "x")
+    weights = builder.constant(np.linspace(-1, 1, 640, dtype=np.float32).reshape(10, 64))
+    made = (DType.FLOAT32, (None, 10))
+    outputs = builder.operation("FULLY_CONNECTED", [x, weights, None], [made])
+    path = tmp_path / "open.tflite"
+    path.write_bytes(write(builder.build(outputs)))
     return path
 
 
@@ -58,6 +74,24 @@ def test_a_second_interpreter_decodes_nothing(
     assert len(decoded) == 1
     assert answer(model, tmp_path / "c") == first
     assert len(decoded) == 1
+
+
+def test_a_second_interpreter_decodes_nothing_where_the_batch_is_open(
+    open_model: Path, tmp_path: Path, decoded: list[object]
+) -> None:
+    expected = answer(open_model, tmp_path / "without", 3)
+    first = answer(open_model, tmp_path / "c")
+    before = len(decoded)
+    assert answer(open_model, tmp_path / "c") == first
+    assert len(decoded) == before
+    assert answer(open_model, tmp_path / "c", 3) == expected
+
+
+def test_open_shapes_are_those_of_an_open_file_alone(model: Path, open_model: Path) -> None:
+    found = [loading.open_path(path).catalog.subgraphs[0] for path in (model, open_model)]
+    assert [*map(open_shapes, found)] == [None, {0: (1, 64)}]
+    twice = replace(found[1], inputs=(0, 0))
+    assert open_shapes(twice) is None
 
 
 def test_an_interpreter_with_other_shapes_uses_the_kept_model(
