@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,8 @@ from hypothesis import HealthCheck, settings
 
 from penstock.drivers.llvm import compiling
 from tests.checked import count_checks, pytest_configure, pytest_runtest_call
+from tests.hangs import Hangs
+from tests.reports import send_together
 
 __all__ = ["pytest_configure", "pytest_runtest_call"]
 
@@ -143,6 +145,16 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(share))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Looks for no garbage while tests are collected: nearly all objects made there stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Excludes the tests themselves from garbage collection: they are many, and stay to the end."""
     gc.collect()
@@ -175,6 +187,8 @@ _began: dict[Path, int] = {}
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Notes the state of the sources before the tests; with xdist the controller does."""
+    send_together(session.config)
+    session.config.pluginmanager.register(Hangs(session.config))
     if not hasattr(session.config, "workerinput"):
         _began.update(stamps(*SOURCES))
 
