@@ -128,6 +128,8 @@ def kind_of(subgraph: Subgraph, operation: Operation) -> str:
         return "CONV_2D few" if shape[3] <= FEW_CHANNELS else "CONV_2D"
     if key == "FULLY_CONNECTED" and _rows_of(subgraph, operation) > 1:
         return "FULLY_CONNECTED rows"
+    if key == "QUANTIZE" and not subgraph.operands[operation.inputs[0]].dtype.is_float:
+        return "QUANTIZE again"
     kind = STANDS_FOR.get(key, UNKNOWN)
     return f"{kind} spread" if kind in SPREADING and _is_spread(subgraph, operation) else kind
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -157,12 +158,19 @@ def _step(group: Sequence[Timing], shipped: EngineCosts | None) -> float:
 
 
 def _edge(group: Sequence[Timing], step: float, shipped: EngineCosts | None) -> float:
-    """Nanoseconds for a byte of a model's inputs and outputs, beside its operations."""
-    if len(group) < 2:
-        return 0.0 if shipped is None else shipped.edge_ns
-    one, many = sorted(group, key=lambda timing: timing.features[0])
-    each = (many.ns - one.ns) / (CHAIN - 1)
-    return max(0.0, one.ns - step - each) / one.edge_bytes
+    """Nanoseconds for a byte of a model's inputs and outputs, beside its operations.
+
+    The least of several sizes: an operation takes longer on values that are not in a cache, which
+    is no cost of an edge.
+    """
+    found = []
+    for one, many in itertools.pairwise(group):
+        if one.edge_bytes == many.edge_bytes:
+            each = (many.ns - one.ns) / (CHAIN - 1)
+            found.append(max(0.0, one.ns - step - each) / one.edge_bytes)
+    if found:
+        return min(found)
+    return 0.0 if shipped is None else shipped.edge_ns
 
 
 def non_negative_least_squares(rows: NDArray, wanted: NDArray) -> NDArray:

@@ -185,10 +185,18 @@ def _quantize(draft: Draft, size: Shape) -> Value:
     return draft.add("DEQUANTIZE", [coded], size)
 
 
+def _requantize(draft: Draft, size: Shape) -> Value:
+    """From quantised values to such with another scale."""
+    zero = 128 if draft.dtype is DType.UINT8 else 0
+    given = draft.builder.input(draft.dtype, size, "x", Quantization((0.03125,), (zero,)))
+    return draft.add("QUANTIZE", [given], size)
+
+
 def _of_input(make: Callable[[Draft, Value], Value]) -> Recipe:
     return lambda draft, size: make(draft, draft.input(size))
 
 
+EDGES: Final = ((28, 28, 64, 3, 1), (14, 14, 96, 3, 1), (56, 56, 32, 3, 1))
 PICTURES: Final = ((1, 8, 8, 32), (1, 28, 28, 48), (1, 56, 56, 64), (1, 112, 112, 64))
 KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
     "CONV_2D 1x1": (
@@ -244,6 +252,7 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
     "PAD": (_pad, PICTURES[:3]),
     "TRANSPOSE": (_transpose, PICTURES[:3]),
     "QUANTIZE": (_quantize, PICTURES[:3]),
+    "QUANTIZE again": (_requantize, PICTURES[:3]),
 }  # fmt: skip
 """For each kind of operation the way to make it, and sizes, the most typical first."""
 
@@ -260,9 +269,10 @@ KINDS_OF_TYPE: Final = {"hybrid": WEIGHTED, "int16": WEIGHTED | {"ADD", "MUL", "
 def samples() -> Iterator[Sample]:
     """Every sample, those first that say most: the first size of each kind, then the second."""
     yield Sample(STEP, STEP, _maker(_unary("RELU"), (1, 16), DType.FLOAT32))
-    for count in (1, CHAIN):
-        make = _maker(_pools(count), (28, 28, 64, 3, 1), DType.FLOAT32)
-        yield Sample(f"{EDGE} {count}", EDGE, make)
+    for size in EDGES:
+        for count in (1, CHAIN):
+            make = _maker(_pools(count), size, DType.FLOAT32)
+            yield Sample(f"{EDGE} {count} {'x'.join(map(str, size))}", EDGE, make)
     for name, dtype, weights in TYPES:
         for network, (size, layers, types) in NETWORKS.items():
             if name in types:
@@ -281,6 +291,8 @@ def samples() -> Iterator[Sample]:
 def _occurs(kind: str, name: str) -> bool:
     if name in KINDS_OF_TYPE:
         return kind in KINDS_OF_TYPE[name]
+    if kind == "QUANTIZE again":
+        return name != "float32"
     return name != "uint8" or kind != "BATCH_MATMUL"
 
 
