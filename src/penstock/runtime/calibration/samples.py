@@ -269,10 +269,10 @@ KINDS_OF_TYPE: Final = {"hybrid": WEIGHTED, "int16": WEIGHTED | {"ADD", "MUL", "
 def samples() -> Iterator[Sample]:
     """Every sample, those first that say most: the first size of each kind, then the second."""
     yield Sample(STEP, STEP, _maker(_unary("RELU"), (1, 16), DType.FLOAT32))
-    for size in EDGES:
+    for edge in EDGES:
         for count in (1, CHAIN):
-            make = _maker(_pools(count), size, DType.FLOAT32)
-            yield Sample(f"{EDGE} {count} {'x'.join(map(str, size))}", EDGE, make)
+            make = _maker(_pools(count), edge, DType.FLOAT32)
+            yield Sample(f"{EDGE} {count} {'x'.join(map(str, edge))}", EDGE, make)
     for name, dtype, weights in TYPES:
         for network, (size, layers, types) in NETWORKS.items():
             if name in types:
