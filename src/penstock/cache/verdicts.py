@@ -90,7 +90,7 @@ class Calibrations(SealedRecords[Calibration]):
 
 class ObservedPlan(msgspec.Struct, frozen=True):
     """What runs of one plan took: the device of each operation, the predicted nanoseconds, those of
-    the median run, the distance between the quartiles, and the number of runs.
+    the slowest run in the quickest tenth, the distance to the median, and the number of runs.
     """
 
     devices: tuple[str, ...]

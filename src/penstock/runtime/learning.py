@@ -2,11 +2,11 @@
 compile.
 
 While a program runs, only times are recorded. When the compiled model is gone, or the program ends,
-the median is kept with the plan's prediction, sealed, below the cache directory. The next compile
-multiplies the costs of a device by what its plan took compared with the prediction. A device whose
-plan has not run yet must be predicted to be better by the error of predictions. So a plan that runs
-proved slow is replaced, never during a run, and two plans that have both run are compared by what
-they took.
+the time of the quickest tenth of the runs is kept with the plan's prediction, sealed, below the
+cache directory. The next compile multiplies the costs of a device by what its plan took compared
+with the prediction. A device whose plan has not run yet must be predicted to be better by the error
+of predictions. So a plan that runs proved slow is replaced, never during a run, and two plans that
+have both run are compared by what they took.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def learn(
 ) -> None:
     """Keeps what runs took: *times* of the plan with these *devices*."""
     taken = sorted(times)
-    first, median, third = (taken[len(taken) * quarter // 4] for quarter in (1, 2, 3))
-    observed = ObservedPlan(tuple(devices), predicted, median, third - first, len(taken))
+    # Other work of the machine makes runs longer, and some of them less.
+    quick, median = taken[len(taken) // 10], taken[len(taken) // 2]
+    observed = ObservedPlan(tuple(devices), predicted, quick, median - quick, len(taken))
     try:
         records = LearnedTimes(directory)
         known = records.load(key)
