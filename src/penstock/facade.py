@@ -7,6 +7,7 @@ A process then loads only the modules that it uses. Importing is most of the tim
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Mapping
 from threading import Lock
@@ -32,13 +33,23 @@ class Uncollected:
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._holders -= 1
+            self._holders = max(0, self._holders - 1)
             if not self._holders and self._enabled:
                 gc.enable()
+
+    def forget(self) -> None:
+        """Ends the pause in a forked child, which lacks the threads that hold it or its lock."""
+        self._lock = Lock()
+        if self._holders and self._enabled:
+            gc.enable()
+        self._holders = 0
 
 
 uncollected: Final = Uncollected()
 """What makes many objects that stay, such as an import, pays for collections that find nothing."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=uncollected.forget)
 
 
 def load(module: str) -> Any:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import threading
 
 import pytest
 
-from penstock.facade import Uncollected, load
+from penstock.facade import Uncollected, load, uncollected
+from tests.support_forks import in_child
 from tests.support_programs import run_python
 
 PACKAGES = ("penstock.execution", "penstock.hal", "penstock.ir")
@@ -58,4 +61,33 @@ def test_an_import_on_first_use_collects_no_garbage(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.import_module", lambda _: seen.append(gc.isenabled()))
     load("anything")
     assert seen == [False]
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_pause_of_another_thread_ends_in_a_forked_child() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with uncollected:
+            held.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(10)
+        assert not gc.isenabled()
+
+        def child() -> None:
+            assert gc.isenabled()
+            with uncollected:
+                assert not gc.isenabled()
+            assert gc.isenabled()
+
+        in_child(child)
+    finally:
+        done.set()
+        thread.join()
     assert gc.isenabled()
