@@ -13,7 +13,6 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, Self
-from unittest import mock
 
 import numpy as np
 from msgspec import structs
@@ -160,8 +159,13 @@ class LabRig:
     @contextmanager
     def injected(self) -> Iterator[None]:
         """Compiles in the block use this rig's files, key and registry."""
-        with mock.patch.object(entry, "CacheDirectory", self.directory):
+        # `unittest.mock` imports asyncio, in each process that a test starts.
+        usual = vars(entry)["CacheDirectory"]
+        vars(entry)["CacheDirectory"] = self.directory
+        try:
             yield
+        finally:
+            vars(entry)["CacheDirectory"] = usual
 
     def compile(self, model: Model, info: Any = None, *, runs: int = 1, **more: Any) -> Turn:
         """Compiles, runs, and asserts that the answers are the reference device's."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -23,8 +23,9 @@ from penstock.driverkit.site import Refused, make_sites
 from penstock.errors import GeneralFailure, ModelError
 from penstock.ir import DType, Model, NDArray
 from penstock.runtime.distance import HYBRID_SHARE
-from tests.conftest import CORPUS
-from tests.golden.cases import Entry, entries
+
+if TYPE_CHECKING:
+    from tests.golden.cases import Entry
 
 TARGETS: Final = (Target(vector=64, bytes="unsigned"), Target(vector=16, bytes="signed"))
 """Two targets that have little in common."""
@@ -37,6 +38,9 @@ floats when they run are held to `HYBRID_SHARE`: a rounding error moves a value 
 
 def corpus_entries() -> list[Entry]:
     """Networks and units of the corpus, the smallest first."""
+    # Processes that tests start for generated code need no pytest and no Hypothesis.
+    from tests.golden.cases import entries
+
     found = [*entries("network"), *entries("unit")]
     found += [*entries("network", "onnx"), *entries("unit", "onnx")]
     return sorted(found, key=lambda e: ((e["macs"] or 0), e["size"]))
@@ -44,6 +48,8 @@ def corpus_entries() -> list[Entry]:
 
 def model_of(entry: Entry) -> Model | None:
     """The model of an entry; None if the compiler does not take all of it."""
+    from tests.conftest import CORPUS
+
     if CORPUS is None:
         return None
     try:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from penstock import sealed
@@ -247,6 +246,8 @@ class Rig:
 
     def refuses(self, kind: type[CacheError], folder: str = "cache", **named: Any) -> bool:
         """Whether loading raises exactly *kind*, with a text of the form `<Name>: sentence`."""
+        import pytest  # which the processes that tests start do without
+
         with pytest.raises(CacheError) as caught:
             self.load(folder, **named)
         error = caught.value

@@ -32,7 +32,6 @@ from penstock.hal import ProgressEvent
 from penstock.testing.doubles import FaultyFiles
 from penstock.testing.lab import LabDevice
 from tests.support_attacks import LabRig, expected, given, layer
-from tests.support_openvino import cpu
 
 PROJECT = Path(__file__).resolve().parents[1]
 TOKEN = bytes(range(32))
@@ -168,6 +167,8 @@ class Worker:
         directory = self.root / folder if rig is None else rig.path
         options: dict[str, Any] = {"mode": mode, "on_engine": self._engine(hold)}
         if openvino:
+            from tests.support_openvino import cpu
+
             self.device = cpu()
             self.stack.enter_context(knobs.override(driver_settings=f"openvino_compilation={mode}"))
         elif rig is None:
