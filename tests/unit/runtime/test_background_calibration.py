@@ -75,6 +75,20 @@ def test_knob_forbids_it() -> None:
     assert not later._begun.is_set()
 
 
+@pytest.mark.parametrize(
+    ("executable", "expected"),
+    [
+        ("/usr/bin/python3.11", True),
+        ("/opt/pypy3", True),
+        ("/opt/program", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_only_an_interpreter_is_started_as_one(executable: str | None, expected: bool) -> None:
+    assert later.is_python(executable) is expected
+
+
 def task(directory: Path, *devices: str) -> Task:
     return Task(str(directory), devices, "faithful", 1, (), os.getpid())
 

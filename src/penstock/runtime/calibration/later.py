@@ -53,13 +53,19 @@ def measure_later(
 
     Once in a process, and not if the knob `calibrate` forbids it. *start* None starts a process.
     """
-    if _begun.is_set() or knobs.calibrate() == "never" or not sys.executable:
+    if _begun.is_set() or knobs.calibrate() == "never" or not is_python(sys.executable):
         return
     _begun.set()
     given = plan, directory, num_threads, spawn if start is None else start
     timer = threading.Timer(delay, _begin, given)
     timer.name, timer.daemon = "penstock-calibrate", True
     timer.start()
+
+
+def is_python(executable: str | None) -> bool:
+    """Whether *executable* is an interpreter, and no program that contains one."""
+    name = os.path.basename(executable or "").lower()  # noqa: PTH119  # pathlib is slow to import
+    return name.startswith(("python", "pypy"))
 
 
 def _begin(
