@@ -5,6 +5,7 @@ partitioning.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 from zlib import crc32
 
@@ -279,8 +280,9 @@ class Case:
         return plan
 
 
+@lru_cache(maxsize=1000)
 def random_case(seed: int) -> Case:
-    """Planned by "cost" for even seeds, by "nnapi" for odd ones."""
+    """Planned by "cost" for even seeds, by "nnapi" for odd ones. Tests of one process share it."""
     rng = np.random.default_rng(seed)
     graph = RandomGraph(rng)
     model = graph.make()
