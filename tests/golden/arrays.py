@@ -1,13 +1,21 @@
-"""Recorded arrays of a network, read one by one, with no file left open between."""
+"""Recorded arrays of a network, read one by one, with no file left open between. Small ones are
+read once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from penstock.ir import NDArray
+
+LARGEST_KEPT: Final = 64 << 10
+"""Bytes of an array that is read from its file once, for all engines and doors."""
+
+_kept: Final[dict[tuple[Path, str], NDArray]] = {}
 
 
 class Golden(Mapping[str, NDArray]):
@@ -19,8 +27,13 @@ class Golden(Mapping[str, NDArray]):
             self._names = tuple(file.files)
 
     def __getitem__(self, name: str) -> NDArray:
+        key = self._path, name
+        if key in _kept:
+            return _kept[key].copy()
         with np.load(self._path, allow_pickle=False) as file:
             array: NDArray = file[name]
+        if array.nbytes <= LARGEST_KEPT:
+            _kept[key] = array.copy()
         return array
 
     def __contains__(self, name: object) -> bool:
