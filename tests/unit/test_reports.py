@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +12,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.hangs import Hangs
 from tests.reports import Together, apart
+from tests.support_programs import run_python
 
 CONFTEST = """
 import pytest
@@ -75,16 +74,13 @@ def test_reports_sent_together_are_those_sent_one_by_one(tmp_path: Path) -> None
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-rA", "-n1", "-p", "no:randomly", str(tmp_path)]
+    command = ["-m", "pytest", "-rA", "-n1", "-p", "no:randomly", str(tmp_path)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "-p", "no:hypothesispytest"],
+    done = run_python(
+        *command,
+        *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
         cwd=tmp_path,
         env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
     )
     said = done.stdout
     outcomes = set(re.findall(r"^(\w+) .*?test_some\.py(?:::(\w+)|:\d+)", said, re.MULTILINE))
@@ -97,6 +93,17 @@ def test_reports_sent_together_are_those_sent_one_by_one(tmp_path: Path) -> None
     assert "UserWarning: careful" in said
     assert "crashed while running 'test_some.py::test_dies'" in said
     assert "2 failed, 2 passed, 1 skipped, 1 warning" in said
+
+
+def test_importing_compiles_the_modules_of_tests_and_collects_none(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    done = run_python(
+        *("-m", "pytest", "-p", "tests.importing", "--collect-only", "-qq", tmp_path),
+        env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
+        cwd=ROOT,
+    )
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout + done.stderr
+    assert [path.name.split(".")[0] for path in tmp_path.rglob("*.pyc")] == ["test_some"]
 
 
 def test_one_thread_watches_the_tests_of_some_seconds(
