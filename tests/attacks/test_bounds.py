@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from penstock.errors import Cancelled, DeadObject, LimitExceeded, MissedDeadline
 from penstock.hal import CancelToken
 from penstock.ir import DType, Model, ModelBuilder, NDArray
 from tests import support_bounds
+from tests.support_waiting import eventually
 from tests.unit.loaders.files import FileBuilder, relu
 
 
@@ -321,6 +323,7 @@ def test_process_that_goes_on_past_the_deadline_is_killed_and_started_again(devi
     from penstock.runtime.isolation import supervisors
 
     model = penstock.load(support_bounds.product(6000))
+    inputs = support_bounds.ones_for(model)
     compiled = penstock.compile(model, devices=[device], cache=False)
     with compiled:
         (supervisor,) = [
@@ -328,13 +331,18 @@ def test_process_that_goes_on_past_the_deadline_is_killed_and_started_again(devi
             for s in supervisors()
             if device.startswith(s.place.name) and s.place.origin.startswith("penstock-nn:")
         ]
+
+        def is_gone(link: object) -> bool:
+            return supervisor.running is not link
+
         for _ in range(2):
             link = supervisor.connection()
-            with pytest.raises(MissedDeadline):
-                compiled.run(support_bounds.ones_for(model), timeout=support_bounds.allowed(1.0))
-            ends = time.monotonic() + 10
-            while supervisor.running is link and time.monotonic() < ends:
-                time.sleep(0.05)
+            # A short time may end before a busy machine has begun, and no process is killed for it.
+            for timeout in (0.5, 2.0, 8.0):
+                with pytest.raises(MissedDeadline):
+                    compiled.run(inputs, timeout=timeout)
+                if eventually(partial(is_gone, link), 15):
+                    break
             assert supervisor.running is not link
             assert (
                 "was killed: the device had not answered by the deadline" in link.session.end_reason
