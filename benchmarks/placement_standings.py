@@ -47,7 +47,7 @@ def ratio(race: Race, ours: str) -> float:
     if best is None or subject(race, best) == subject(race, ours):
         return 1.0
     mine, theirs = (race["times"][subject(race, name)] for name in (ours, best))
-    found: float = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+    found: float = statistics.median(a / b for a, b in zip(mine, theirs, strict=False))
     return found
 
 

@@ -37,6 +37,7 @@ ON_MODEL: Final = (
     "cache explain {}",
     "cache prewarm {}",
     "replay {}",
+    "calibrate {} --device reference --seconds 0.1 --dir {called.txt}",
 )
 """Of commands that take a model; `{}` is its path."""
 
