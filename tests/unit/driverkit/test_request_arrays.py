@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.driverkit import request_arrays
+from penstock import memory as memory_package
 from penstock.driverkit.request_arrays import mapped_pools
 from penstock.errors import GeneralFailure
 from penstock.hal import Memory, Request
@@ -24,7 +24,7 @@ def test_pools_are_released_if_a_later_pool_cannot_be_mapped(
         mapping.ended = lambda: released.append(memory.name)
         return mapping
 
-    monkeypatch.setattr(request_arrays, "map_memory", map_memory)
+    monkeypatch.setattr(memory_package, "map_memory", map_memory)
     pools = tuple(Memory(name, None, 8) for name in ("ashmem", "mmap_fd", "unknown"))
     with (
         pytest.raises(GeneralFailure, match="no such memory"),
