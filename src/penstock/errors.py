@@ -258,8 +258,7 @@ class Refusal(NamedTuple):
     """Why a device does not run an operation. `str` gives the reason as text, including *detail*.
 
     *status* is the status of the driver's error, if the driver raised one instead of answering.
-    *admits* is the accuracy class in which the device would run the operation, if *code* is
-    ACCURACY.
+    *admits*, with the code ACCURACY, is the class in which the device would run the operation.
     """
 
     code: RefusalCode
