@@ -196,6 +196,9 @@ def _of_input(make: Callable[[Draft, Value], Value]) -> Recipe:
     return lambda draft, size: make(draft, draft.input(size))
 
 
+STEPS: Final = (16, 24, 32)
+"""Elements of the samples of a step. The quickest counts, so that no disturbance decides."""
+
 EDGES: Final = ((28, 28, 64, 3, 1), (14, 14, 96, 3, 1), (56, 56, 32, 3, 1))
 PICTURES: Final = ((1, 8, 8, 32), (1, 28, 28, 48), (1, 56, 56, 64), (1, 112, 112, 64))
 KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
@@ -268,7 +271,9 @@ KINDS_OF_TYPE: Final = {"hybrid": WEIGHTED, "int16": WEIGHTED | {"ADD", "MUL", "
 
 def samples() -> Iterator[Sample]:
     """Every sample, those first that say most: the first size of each kind, then the second."""
-    yield Sample(STEP, STEP, _maker(_unary("RELU"), (1, 16), DType.FLOAT32))
+    for count in STEPS:
+        make = _maker(_unary("RELU"), (1, count), DType.FLOAT32)
+        yield Sample(f"{STEP} {count}", STEP, make)
     for edge in EDGES:
         for count in (1, CHAIN):
             make = _maker(_pools(count), edge, DType.FLOAT32)
