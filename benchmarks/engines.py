@@ -38,17 +38,24 @@ LONGEST_S: Final = 1800
 NATIVE: Final = {"tflite": "litert", "onnx": "onnxruntime"}
 
 
-def main() -> int:
-    """Runs the races. Returns 0: every limit holds, 1: one does not, 2: results of another run."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
+def parser_of(
+    name: str, description: str | None, classes: Sequence[str], rounds: int
+) -> argparse.ArgumentParser:
+    """The options of a benchmark that races networks, by class and number of threads."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument(
         "--results", type=Path, metavar="F", help="write F.json and F.md, race by race"
     )
-    parser.add_argument("--classes", default=",".join(CLASSES))
+    parser.add_argument("--classes", default=",".join(classes))
     parser.add_argument("--threads", default=",".join(map(str, counts())))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--only", default="", metavar="ID,ID", help="these networks")
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Runs the races. Returns 0: every limit holds, 1: one does not, 2: results of another run."""
+    given = parser_of(NAME, __doc__, CLASSES, ROUNDS).parse_args()
     try:
         results = Results(given.results, given.rounds)
     except OtherRun as error:

@@ -92,13 +92,13 @@ def beside(name: str, model: str, place: Path, foreign: str, rounds: int) -> Ite
         },
         FOREIGN: Start("penstock_start", (model, "", *ours), {**own, **path}),
     }
-    told: dict[str, dict[str, Any]] = {}
+    reports: dict[str, dict[str, Any]] = {}
     worked: dict[str, list[float]] = {}
     for _ in range(2):
         for subject, start in starts.items():
-            told[subject] = start.run()
+            reports[subject] = start.run()
             worked[subject] = []
-    if planned := [n for n in told if told[n].get("plan", "hit") != "hit"]:
+    if planned := [n for n in reports if reports[n].get("plan", "hit") != "hit"]:
         raise RuntimeError(f"{name}: {', '.join(planned)} found no kept plan")
 
     def timed(subject: str) -> Callable[[], float]:
@@ -124,7 +124,7 @@ def beside(name: str, model: str, place: Path, foreign: str, rounds: int) -> Ite
             if subject == LITERT:
                 continue
             # An interpreter does not tell its devices: they are those of the same compile.
-            devices = told[subject.replace("Interpreter", DEFAULT)]["devices"]
+            devices = reports[subject.replace("Interpreter", DEFAULT)]["devices"]
             base, limit = LITERT, XNNPACK_LIMIT_MS if "xnnpack" in devices else LIMIT_MS
             if subject == FOREIGN:
                 base, limit = DEFAULT, FOREIGN_LIMIT_MS

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +53,20 @@ limit."""
 
 def main() -> int:
     """Prints every row and writes the table. Returns 1 if a limit does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.footprint", description=__doc__)
+    return write_table(NAME, __doc__, measured, judged, document)
+
+
+def write_table(
+    name: str,
+    description: str | None,
+    measured: Callable[[Sequence[str]], Iterable[dict[str, Any]]],
+    judged: Callable[[dict[str, Any]], Iterable[Row]],
+    document: Callable[[Sequence[dict[str, Any]]], Iterable[str]],
+) -> int:
+    """Prints the rows that are *judged* of what is *measured*, on one core, and writes the
+    *document* of all so far. Returns 1 if a limit does not hold.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument("--results", type=Path, metavar="F.md", help="write the table here")
     parser.add_argument("--only", default="", metavar="ID,ID", help="these networks")
     given = parser.parse_args()
@@ -61,13 +74,15 @@ def main() -> int:
 
     use_one_core()
     found: list[dict[str, Any]] = []
-    for starts in measured(given.only.split(",") if given.only else ()):
-        found.append(starts)
-        for row in judged(starts):
+    is_met = True
+    for one in measured(given.only.split(",") if given.only else ()):
+        found.append(one)
+        for row in judged(one):
             print(line(row), flush=True)
+            is_met = is_met and row.met is not False
         if given.results is not None:
             given.results.write_text("\n".join(document(found)) + "\n", "utf-8")
-    return 1 if any(row.met is False for starts in found for row in judged(starts)) else 0
+    return 0 if is_met else 1
 
 
 def rows(*, quick: bool) -> list[Row]:

@@ -8,7 +8,6 @@ Penstock finds the plan in its cache, and what the engine compiled, if that engi
 
 from __future__ import annotations
 
-import argparse
 import platform
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any, Final
 from benchmarks import machine
 from benchmarks.engine_race import draw, recorded
 from benchmarks.engines import networks
-from benchmarks.footprint import started
+from benchmarks.footprint import started, write_table
 from benchmarks.measuring import Row
 
 NAME: Final = "peaks"
@@ -40,20 +39,7 @@ device does not run all operations are left out. **over**: beyond the limit of 1
 
 def main() -> int:
     """Prints every row and writes the table. Returns 1 if a limit does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peaks", description=__doc__)
-    parser.add_argument("--results", type=Path, metavar="F.md", help="write the table here")
-    parser.add_argument("--only", default="", metavar="ID,ID", help="these networks")
-    given = parser.parse_args()
-    from benchmarks.__main__ import line, use_one_core
-
-    use_one_core()
-    found: list[dict[str, Any]] = []
-    for one in measured(given.only.split(",") if given.only else ()):
-        found.append(one)
-        print(line(judged(one)), flush=True)
-        if given.results is not None:
-            given.results.write_text("\n".join(document(found)) + "\n", "utf-8")
-    return 1 if any(judged(one).met is False for one in found) else 0
+    return write_table(NAME, __doc__, measured, lambda one: [judged(one)], document)
 
 
 def rows(*, quick: bool) -> list[Row]:

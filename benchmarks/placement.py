@@ -9,17 +9,15 @@ Every network of the corpus, in the classes `faithful` and `relaxed`, with 1 and
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.engines import QUICK, counts, networks, printed, show
+from benchmarks.engines import QUICK, counts, networks, parser_of, printed, show
 from benchmarks.machine import load
 from benchmarks.measuring import Row
 from benchmarks.placement_race import CHOSEN, TUNED
@@ -44,14 +42,7 @@ ROUNDS: Final = 5
 
 def main() -> int:
     """Runs the races. Returns 0: every limit holds, 1: one does not, 2: results of another run."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.placement", description=__doc__)
-    parser.add_argument(
-        "--results", type=Path, metavar="F", help="write F.json and F.md, race by race"
-    )
-    parser.add_argument("--classes", default=",".join(CLASSES))
-    parser.add_argument("--threads", default=",".join(map(str, counts())))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", default="", metavar="ID,ID", help="these networks")
+    parser = parser_of(NAME, __doc__, CLASSES, ROUNDS)
     parser.add_argument("--tuned", action="store_true", help="race the plan of tune=True too")
     parser.add_argument(
         "--home",

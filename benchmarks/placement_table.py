@@ -112,10 +112,10 @@ def cell(race: Race, name: str) -> str:
         return "-"
     off = predicted(race, name)
     mark = "!" if missed(off) else ""
-    told = "?" if off is None else f"{off:.2f}"
+    factor = "?" if off is None else f"{off:.2f}"
     same = subject(race, name)
     shown = f"={same}" if same != name else f"{1e3 * took(race, name):.3f}"
-    return f"{shown} ({told}{mark})"
+    return f"{shown} ({factor}{mark})"
 
 
 def devices_of(race: Race, name: str) -> str:

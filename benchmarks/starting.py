@@ -83,7 +83,7 @@ def penstock_start(
     shape: str = "",
 ) -> None:
     """Penstock, from its import to the first output. *device* is names with commas between them;
-    empty for every usable one. *shape* is that of the first input, likewise.
+    empty for every usable one. *shape* is that of the first input, with commas between dimensions.
     """
     import numpy as np
 

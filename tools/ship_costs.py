@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.threads import VARIABLES
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 TABLES: Final = ROOT / "src/penstock/runtime/calibration/shipped.json"
 
@@ -49,10 +51,9 @@ def main(*threads: str) -> None:
 
 def measured(device: str, accuracy: str, threads: str) -> Mapping[str, Any]:
     """The table that a process of its own measures."""
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     done = subprocess.run(
         [sys.executable, __file__, "--one", device, accuracy, threads],
-        env={**os.environ, **dict.fromkeys(names, threads)},
+        env={**os.environ, **dict.fromkeys(VARIABLES, threads)},
         stdout=subprocess.PIPE,
         check=True,
     )

@@ -12,6 +12,9 @@ from penstock.errors import InputError
 
 MOST_A_CORE: Final = 4
 
+VARIABLES: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Environment variables by which libraries take the number of their threads."""
+
 
 def allowed_threads(argument: int | None = None) -> int:
     """The thread count: *argument*, else the knob `num_threads`, else a default; at least 1.

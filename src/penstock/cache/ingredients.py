@@ -269,6 +269,7 @@ def cpu_features() -> str:
     return " ".join([platform.machine() or "unknown", *words])
 
 
+@cache
 def processor_name() -> str:
     """The name of the processor's model (Linux), or of its architecture."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -70,8 +71,7 @@ def fit(timings: Sequence[Timing], shipped: EngineCosts | None, source: str) -> 
         times = np.array([_own_ns(timing, step, edge) for timing in group])
         before = None if shipped is None else shipped.cells.get(cell)
         if before is not None:
-            ratios = (times + FLOOR_NS) / (rows @ np.array(before) + FLOOR_NS)
-            scale = math.exp(float(np.log(ratios).mean()))
+            scale = _mean_ratio(times + FLOOR_NS, rows @ np.array(before) + FLOOR_NS)
             scales.append(scale)
             if len(group) < len(before):
                 cells[cell] = _scaled(before, scale)
@@ -80,7 +80,7 @@ def fit(timings: Sequence[Timing], shipped: EngineCosts | None, source: str) -> 
         found = non_negative_least_squares(rows * weights[:, None], times * weights)
         cells[cell] = _features(found)
     if shipped is not None:
-        scale = math.exp(sum(map(math.log, scales)) / len(scales)) if scales else 1.0
+        scale = statistics.geometric_mean(scales) if scales else 1.0
         for cell, before in shipped.cells.items():
             cells.setdefault(cell, _scaled(before, scale))
     alone = EngineCosts(cells, {}, {}, step, edge, MEASURED_ERROR, source)
@@ -140,6 +140,7 @@ def _together(
 
 
 def _mean_ratio(times: NDArray, explained: NDArray) -> float:
+    """The geometric mean of *times* over what is *explained* of them."""
     return math.exp(float(np.log(times / np.maximum(explained, LEAST_SHARE)).mean()))
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from penstock import knobs
 from penstock.hal import AccuracyClass
+from penstock.threads import VARIABLES
 
 if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan
@@ -87,9 +88,7 @@ def spawn(task: Task) -> None:
     """Starts a process that does *task*. A failure is silent: shipped costs remain."""
     import subprocess
 
-    threads = str(task.num_threads)
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    environment = {**os.environ, **dict.fromkeys(names, threads)}
+    environment = {**os.environ, **dict.fromkeys(VARIABLES, str(task.num_threads))}
     command = [sys.executable, "-P", "-m", WORKER, msgspec.json.encode(task).decode()]
     quiet = subprocess.DEVNULL
     with suppress(OSError):

@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from penstock.cache.ingredients import calibration_key
 from penstock.cache.verdicts import Calibration, Calibrations
@@ -61,9 +60,9 @@ def costs_for(
 ) -> Costs:
     """The costs of those of *devices* for which any are known.
 
-    Those measured on this machine and kept below *directory*, a cache directory or None; otherwise
-    shipped ones, for Penstock's own devices. Without ones for *num_threads*, those for the nearest
-    number. What cannot be read counts as unknown.
+    Those measured on this machine with *num_threads* and kept below *directory*, a cache directory
+    or None; otherwise shipped ones, for Penstock's own devices and the nearest number of threads.
+    What cannot be read counts as unknown.
     """
     found: dict[str, EngineCosts] = {}
     for device in devices:
@@ -125,7 +124,7 @@ def keep(
         num_threads=num_threads,
         accuracy=accuracy,
         samples=samples,
-        costs=msgspec.Raw(msgspec.json.encode(replace(costs, source=MEASURED_SOURCE))),
+        costs=msgspec.Raw(msgspec.json.encode(costs)),
     )
     try:
         Calibrations(directory).save(record)
