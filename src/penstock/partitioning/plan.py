@@ -162,6 +162,11 @@ class ExecutionPlan(Struct, frozen=True):
     """What predictions rest on, beside the costs that devices declare."""
 
     @property
+    def assignment(self) -> tuple[str, ...]:
+        """The device of each operation of the entry subgraph, in order."""
+        return tuple(placement.device for placement in self.operations)
+
+    @property
     def forwards(self) -> tuple[tuple[int, int], ...]:
         """(position among the entry outputs, operand) of each output that no operation computes.
 

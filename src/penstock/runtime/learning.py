@@ -106,8 +106,7 @@ def words(plans: Sequence[ObservedPlan], plan: ExecutionPlan, otherwise: Executi
     took = "; ".join(
         f"{' and '.join(dict.fromkeys(one.devices))} took {duration(one.ns)} a run" for one in plans
     )
-    same = [p.device for p in plan.operations] == [p.device for p in otherwise.operations]
-    if same:
+    if plan.assignment == otherwise.assignment:
         return f"corrected by runs: {took}"
     before = " and ".join(dict.fromkeys(step.device for step in otherwise.steps))
     return f"corrected by runs, without which {before} would be used: {took}"

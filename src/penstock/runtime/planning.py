@@ -69,8 +69,10 @@ def _corrected(
         return plan
     predicted = []
     for observed in plans:
-        again = place(observed.devices, occasion.costs)
-        is_same = observed.devices == tuple(p.device for p in again.operations)
+        again = plan
+        if observed.devices != plan.assignment:
+            again = place(observed.devices, occasion.costs)
+        is_same = observed.devices == again.assignment
         predicted.append(again.predicted_ns if is_same else None)
     costs = corrected(occasion.costs, plans, predicted)
     if costs is occasion.costs:

@@ -169,7 +169,7 @@ def _with_verdict(occasion: Occasion, devices: Sequence[str], tuned: Tuned) -> E
     known, are then placed as measured.
     """
     plan, words = placed(occasion, devices), _in_words(occasion)
-    if not words and [placement.device for placement in plan.operations] != [*devices]:
+    if not words and plan.assignment != tuple(devices):
         return None
     return with_reasons(replace(plan, tuned=replace(tuned, shapes=words)), occasion.config)
 
@@ -201,7 +201,7 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
         best = _tuned(known)
         if best.tuned is None or not best.tuned.candidates:
             return replace(plan, tuned=best.tuned)
-        devices = [placement.device for placement in best.operations]
+        devices = best.assignment
         return _with_verdict(occasion, devices, best.tuned) or plan
     counter = (occasion.counter or measuring.EnergyCounter.find)() if low_power else None
     if low_power and counter is None:
@@ -285,7 +285,7 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
     verdict = Verdict(
         key=occasion.verdict_key,
         accuracy=occasion.policy.accuracy,
-        devices=tuple(placement.device for placement in plan.operations),
+        devices=plan.assignment,
         report=msgspec.Raw(msgspec.json.encode(plan.tuned)),
         # Read from `sys.modules`: an import would be circular.
         penstock=sys.modules["penstock"].__version__,

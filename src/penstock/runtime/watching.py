@@ -28,8 +28,7 @@ def watch(variant: Variant, directory: str, key: str) -> None:
         return
     times: list[int] = []
     variant.times = times
-    devices = tuple(placement.device for placement in plan.operations)
-    given = os.getpid(), times, directory, key, devices, plan.predicted_ns
+    given = os.getpid(), times, directory, key, plan.assignment, plan.predicted_ns
     weakref.finalize(variant, end, *given)
 
 
