@@ -114,3 +114,23 @@ class StoppedProcess:
     def _after(self, now: int) -> int:
         pause = max(SHORTEST_CHECK_NS, min(CHECK_NS, (self._deadline_ns - now) // 8))
         return min(now + pause, self._deadline_ns)
+
+
+class Silence:
+    """Counts the seconds without a heartbeat of a host process, which a watchdog looks for.
+
+    A look counts at most *most_s* seconds, however long after the one before it: while the whole
+    machine stood still, or this process, no host could give a sign of life.
+    """
+
+    def __init__(self, beats: int, now_s: float, most_s: float) -> None:
+        self._beats, self._before_s, self._most_s = beats, now_s, most_s
+        self._silent_s = 0.0
+
+    def at_look(self, beats: int, now_s: float) -> float:
+        """The seconds of silence up to now, by the heartbeats counted so far."""
+        self._silent_s += min(now_s - self._before_s, self._most_s)
+        self._before_s = now_s
+        if beats != self._beats:
+            self._beats, self._silent_s = beats, 0.0
+        return self._silent_s

@@ -18,7 +18,7 @@ from penstock.hal.fence import remaining_seconds
 from penstock.ipc import system
 from penstock.ipc.channel import Session
 from penstock.ipc.crash_records import how_ended, tail
-from penstock.ipc.deadlines import StoppedProcess
+from penstock.ipc.deadlines import Silence, StoppedProcess
 from penstock.ipc.host.heartbeat import HeartbeatView
 from penstock.ipc.host_sockets import Place
 from penstock.ipc.starting import Started, connect
@@ -187,7 +187,7 @@ class HostConnection:
         poll.register(self._wake, select.POLLIN)
         if self._started.pidfd >= 0:
             poll.register(self._started.pidfd, select.POLLIN)
-        beats, silent, before = self._heartbeat.read(), 0.0, time.monotonic()
+        silence = Silence(self._heartbeat.read(), time.monotonic(), LOOK_SECONDS)
         while True:
             found = {fd for fd, _ in poll.poll(LOOK_SECONDS * 1000)}
             if self._closing:
@@ -201,13 +201,8 @@ class HostConnection:
                 ended = self._wait_for_end(1.0)
                 self._over(self._how_it_ended() if ended else self._killed(self.session.end_reason))
                 return
-            now = time.monotonic()
-            # This process may itself have been stopped, and missed heartbeats.
-            silent += min(now - before, 4 * LOOK_SECONDS)
-            before = now
-            if (latest := self._heartbeat.read()) != beats:
-                beats, silent = latest, 0.0
-            elif silent > (limit := self._patience()):
+            silent = silence.at_look(self._heartbeat.read(), time.monotonic())
+            if silent > (limit := self._patience()):
                 self._over(self._killed(f"hung: no sign of life for {limit:g} s"))
                 return
             self.session.flush(time.monotonic_ns())

@@ -146,7 +146,7 @@ class TestEnds:
     def test_a_host_is_not_killed_for_a_loop_that_goes_on(
         self, way: Way, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "1000")
+        monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "1500")
         with (
             penstock.compile(
                 looping(0), devices=["reference"], cache=False, isolate=True
@@ -155,8 +155,8 @@ class TestEnds:
         ):
             began = time.monotonic()
             with pytest.raises(MissedDeadlineTransient, match="deadline"):
-                way(compiled, series, timeout=2.6)
-            assert time.monotonic() - began >= 2.6
+                way(compiled, series, timeout=3.4)
+            assert time.monotonic() - began >= 3.4
             case = loop()
             again = compiled.run([np.full(1, 5, np.float32), case.inputs[1]])
             np.testing.assert_array_equal(again[1], case.inputs[1])

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.compilation.failing import with_last_crash
 from penstock.errors import DeadObject
-from penstock.ipc.deadlines import CHECK_NS, RESTART_NS, StoppedProcess
+from penstock.ipc.deadlines import CHECK_NS, RESTART_NS, Silence, StoppedProcess
 
 SECOND = 1_000_000_000
 LIMIT = 5 * SECOND
@@ -80,3 +80,17 @@ def test_a_moments_pause_and_a_long_compile_are_waited_for() -> None:
     process = Process(1e9)
     assert process.given_up_at(20) is None
     assert process.looks < 300
+
+
+class TestSilence:
+    def test_counts_the_seconds_since_the_last_heartbeat(self) -> None:
+        silence = Silence(7, 10.0, 0.5)
+        assert silence.at_look(7, 10.25) == 0.25
+        assert silence.at_look(7, 10.75) == 0.75
+        assert silence.at_look(8, 11.0) == 0.0
+        assert silence.at_look(8, 11.5) == 0.5
+
+    @pytest.mark.parametrize("pause", [0.75, 60.0])
+    def test_a_pause_of_the_whole_machine_counts_as_one_look(self, pause: float) -> None:
+        silence = Silence(7, 10.0, 0.5)
+        assert silence.at_look(7, 10.0 + pause) == 0.5
