@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
 from penstock.driverkit.lazy_engine import LazyEngine, LeftInChildren, message_of
+from penstock.drivers.onnxruntime.external import LEAST_BYTES, OPTIMISED_CONSTANTS
 from penstock.errors import DeviceUnavailable, GeneralFailure, MissedDeadlineTransient
 from penstock.hal import ExecutionConfig
 from penstock.ir import NDArray
@@ -85,7 +86,7 @@ def onnx() -> Any:
 
 
 def session_of(
-    data: bytes | str,
+    data: bytes | Path,
     provider: str,
     num_threads: int | None,
     *,
@@ -99,7 +100,8 @@ def session_of(
 
     If *num_threads* is None, ONNX Runtime decides. A model that is already *optimised* is not
     optimised again. The optimised model is written to *save_to*, and a profile to a file whose name
-    begins with *profile_to*. *fuse* lets ONNX Runtime replace operators between dequantisation and
+    begins with *profile_to*. Large constants of the optimised model are written to a file beside it
+    if *data* is a path. *fuse* lets ONNX Runtime replace operators between dequantisation and
     quantisation with integer kernels. This driver's own graphs name those kernels.
     """
     package = onnxruntime()
@@ -114,6 +116,10 @@ def session_of(
     options.graph_optimization_level = level
     if save_to is not None:
         options.optimized_model_filepath = str(save_to)
+        if isinstance(data, Path):
+            prefix = "session.optimized_model_external_initializers_"
+            options.add_session_config_entry(prefix + "file_name", OPTIMISED_CONSTANTS)
+            options.add_session_config_entry(prefix + "min_size_in_bytes", str(LEAST_BYTES))
     if profile_to is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile_to)
@@ -121,7 +127,8 @@ def session_of(
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     chosen = [provider] if provider == CPU else [provider, CPU]
     with _engine.guarded("take the model"):
-        session = package.InferenceSession(data, options, providers=chosen)
+        source = str(data) if isinstance(data, Path) else data
+        session = package.InferenceSession(source, options, providers=chosen)
     _sessions.add(session)
     return session
 

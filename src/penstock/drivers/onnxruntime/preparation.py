@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +21,11 @@ from penstock.driverkit.engine import check_limits, compiled_within, report_of
 from penstock.driverkit.engine_model import EngineModel
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.engine import Executable
+from penstock.drivers.onnxruntime.external import OPTIMISED, inlined
 from penstock.drivers.onnxruntime.installation import saturates
-from penstock.drivers.onnxruntime.wire import build, serialize
+from penstock.drivers.onnxruntime.wire import build, written
 from penstock.hal import CacheReport, PrepareConfig
+from penstock.interrupts import polled
 from penstock.ir import Model
 from penstock.memory.sealed_file import SealedFile, seal_chunks
 from penstock.sealed import LoadedEntry
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.drivers.onnxruntime.graph import Graph
 
 SCHEMA: Final = 1
-OPTIMISED: Final = "model.onnx"
+ARTEFACT: Final = "artefact"
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -42,9 +47,12 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     ports: Ports
 
 
-def pack(model: bytes, ports: Ports, version: str) -> bytes:
-    """The payload of the model file."""
-    return framed(Manifest(SCHEMA, version, ports), model)
+def pack(
+    model: Iterable[bytes | memoryview], ports: Ports, version: str
+) -> Iterator[bytes | memoryview]:
+    """The payload of the model file, part by part, each as long as it is in *model*."""
+    yield framed(Manifest(SCHEMA, version, ports))
+    yield from model
 
 
 def unpack(content: memoryview) -> tuple[Manifest, SealedFile]:
@@ -65,44 +73,64 @@ def prepare(
         relaxed = config.accuracy == "relaxed"
         return build(model, wide=saturates(), portable=not device.measured, relaxed=relaxed)
 
-    def optimise(save_to: Path | None = None) -> engine.Session:
-        provider, fuse = device.provider.name, not device.measured
-        return engine.session_of(
-            content, provider, config.num_threads, fuse=fuse and save_to is None, save_to=save_to
-        )
-
     graph = write()
     check_limits(config)
-    content = serialize(graph, engine.onnx())
-    check_limits(config)
-    device.count(compiles=1)
-    report = CacheReport()
-    if not config.model_cache and not config.data_cache:
+    with tempfile.TemporaryDirectory(
+        prefix="penstock-onnxruntime-", ignore_cleanup_errors=True
+    ) as name:
+        folder = Path(name)
+        content = written(graph, engine.onnx(), folder)
+        del graph
+        check_limits(config)
+        device.count(compiles=1)
+        is_kept = bool(config.model_cache or config.data_cache)
+
+        def optimise() -> engine.Session:
+            provider, fuse = device.provider.name, not device.measured and not is_kept
+            save_to = folder / OPTIMISED if is_kept else None
+            return engine.session_of(
+                content, provider, config.num_threads, fuse=fuse, save_to=save_to
+            )
+
         session = compiled_within(config, optimise)
-    else:
-        with tempfile.TemporaryDirectory(prefix="penstock-onnxruntime-") as folder:
-            path = Path(folder) / OPTIMISED
-            session = compiled_within(config, lambda: optimise(path))
+        report = CacheReport()
+        if is_kept:
             check_limits(config)
-
-            def payloads() -> Payloads:
-                return [pack(path.read_bytes(), ports, _version())], []
-
-            report = report_of(device.save(config, payloads))
+            with _payloads(folder, ports) as payloads:
+                report = report_of(device.save(config, payloads))
     made = profiler(write, config.num_threads)
     profilers = (lambda _: made) if device.measured else None
     return EngineModel(device, ports, report, Executable(session), profilers)
+
+
+@contextmanager
+def _payloads(folder: Path, ports: Ports) -> Iterator[Callable[[], Payloads]]:
+    """What returns the contents of the cache files, for the optimised model in *folder*. They lie
+    in a mapped file, until the end of the block.
+    """
+    with ExitStack() as maps:
+
+        def payloads() -> Payloads:
+            optimised = engine.onnx().load(folder / OPTIMISED, load_external_data=False)
+            with (folder / ARTEFACT).open("w+b") as file:
+                for part in polled(pack(inlined(optimised, folder), ports, _version())):
+                    file.write(part)
+                file.flush()
+                mapped = maps.enter_context(mmap(file.fileno(), 0, access=ACCESS_READ))
+            return [maps.enter_context(memoryview(mapped))], []
+
+        yield payloads
 
 
 def _version() -> str:
     return str(engine.onnxruntime().__version__)
 
 
-def _source(model: SealedFile) -> bytes | str:
+def _source(model: SealedFile) -> bytes | Path:
     """The bytes of *model*, or its path: ONNX Runtime then reads it part by part, and the bytes are
     in memory once less. No process can write the file.
     """
-    path = f"/proc/self/fd/{model.fd}"
+    path = Path(f"/proc/self/fd/{model.fd}")
     if model.fd is None or not os.access(path, os.R_OK):
         return bytes(model.view)
     return path

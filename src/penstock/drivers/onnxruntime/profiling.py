@@ -18,8 +18,9 @@ import msgspec
 from penstock.driverkit.engine_model import Inputs, Outputs, Profiler
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.engine import Executable
+from penstock.drivers.onnxruntime.external import OPTIMISED
 from penstock.drivers.onnxruntime.graph import Graph
-from penstock.drivers.onnxruntime.wire import serialize
+from penstock.drivers.onnxruntime.wire import written
 from penstock.errors import GeneralFailure
 from penstock.hal import ExecutionConfig, OperationTiming
 from penstock.logs import Log
@@ -115,13 +116,15 @@ def _is_kernel(name: str) -> bool:
 def optimised(graph: Graph, threads: int | None) -> Measurable:
     """The optimised model of *graph*, for measured runs. Raises `GeneralFailure`."""
     onnx = engine.onnx()
-    content = serialize(graph, onnx)
-    with tempfile.TemporaryDirectory(prefix="penstock-onnxruntime-") as folder:
-        path = Path(folder) / "model.onnx"
+    with tempfile.TemporaryDirectory(
+        prefix="penstock-onnxruntime-", ignore_cleanup_errors=True
+    ) as folder:
+        path = Path(folder) / OPTIMISED
+        content = written(graph, onnx, Path(folder))
         engine.session_of(content, engine.CPU, threads, save_to=path)
         try:
-            model = onnx.ModelProto.FromString(path.read_bytes())
-        except ValueError as error:
+            model = onnx.load(path)
+        except (ValueError, OSError) as error:
             raise GeneralFailure(f"the optimised model cannot be read: {error}") from error
     nodes = [(node.name, node.input, node.output) for node in model.graph.node]
     operations = operations_of(nodes, graph)

@@ -1,14 +1,22 @@
-"""A graph as the bytes of an ONNX model, through the classes of the `onnx` package."""
+"""A graph as an ONNX model, through the classes of the `onnx` package."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from penstock.driverkit.site import Site, known_shape, make_sites
 from penstock.driverkit.unrolling import flattened
+from penstock.drivers.onnxruntime.external import (
+    CONSTANTS,
+    LARGE_BYTES,
+    LEAST_BYTES,
+    MODEL,
+    put_apart,
+)
 from penstock.drivers.onnxruntime.graph import ELEMENTS, MICROSOFT, Graph
 from penstock.drivers.onnxruntime.rules import RULES
 from penstock.errors import GeneralFailure, PenstockError
@@ -48,25 +56,38 @@ def _numbered(
         yield number, site
 
 
-def serialize(graph: Graph, onnx: Any) -> bytes:
-    """The bytes of an ONNX model. Raises `GeneralFailure` if they exceed the size limit."""
+def written(graph: Graph, onnx: Any, folder: Path) -> bytes | Path:
+    """The bytes of an ONNX model; if its constants are large, its path in *folder*, where they lie
+    in a file beside it. Raises `GeneralFailure` if they exceed the size limit.
+    """
     size = sum(value.nbytes for value in graph.constants.values())
     if size > MAX_BYTES:
         raise GeneralFailure(f"{size} bytes of constants are more than an ONNX model holds")
     model = onnx.ModelProto(ir_version=IR_VERSION, producer_name="penstock")
     model.opset_import.add(domain="", version=OPSET)
     model.opset_import.add(domain=MICROSOFT, version=1)
-    made = model.graph
-    for name, value in graph.constants.items():
-        tensor = made.initializer.add(name=name, data_type=ELEMENTS[value.dtype.name])
-        tensor.dims.extend(value.shape)
-        tensor.raw_data = np.ascontiguousarray(value).tobytes()
-    _write(made, graph, onnx)
+    least = LEAST_BYTES if size >= LARGE_BYTES else MAX_BYTES + 1
     try:
+        with (folder / CONSTANTS).open("wb") as file:
+            for name, value in polled(graph.constants.items()):
+                tensor = model.graph.initializer.add(
+                    name=name, data_type=ELEMENTS[value.dtype.name]
+                )
+                tensor.dims.extend(value.shape)
+                if value.nbytes >= least:
+                    put_apart(tensor, value, file)
+                else:
+                    tensor.raw_data = np.ascontiguousarray(value).tobytes()
+        _write(model.graph, graph, onnx)
         data: bytes = model.SerializeToString()
+        if size < LARGE_BYTES:
+            return data
+        (path := folder / MODEL).write_bytes(data)
+    except PenstockError:
+        raise
     except Exception as error:
         raise GeneralFailure(f"the ONNX model cannot be written: {error}") from error
-    return data
+    return path
 
 
 def _write(made: Any, graph: Graph, onnx: Any) -> None:

@@ -39,7 +39,9 @@ def test_nothing_but_what_is_written_is_read(content: memoryview, reason: str) -
 
 
 def test_unpack_returns_the_packed_manifest_and_model() -> None:
-    manifest, model = preparation.unpack(memoryview(preparation.pack(b"model", PORTS, "1.2")))
+    manifest, model = preparation.unpack(
+        memoryview(b"".join(preparation.pack([b"model"], PORTS, "1.2")))
+    )
     assert (manifest.engine, manifest.ports) == ("1.2", PORTS)
     assert preparation._source(model) == b"model"
 
@@ -47,9 +49,9 @@ def test_unpack_returns_the_packed_manifest_and_model() -> None:
 @pytest.mark.skipif(not HAS_MEMFD, reason="models are in files without a name on Linux")
 def test_a_large_model_is_read_from_a_file_that_nothing_can_write() -> None:
     content = bytes(LEAST_SEALED)
-    _, model = preparation.unpack(memoryview(preparation.pack(content, PORTS, "1.2")))
+    _, model = preparation.unpack(memoryview(b"".join(preparation.pack([content], PORTS, "1.2"))))
     path = preparation._source(model)
-    assert isinstance(path, str)
-    assert Path(path).read_bytes() == content
+    assert isinstance(path, Path)
+    assert path.read_bytes() == content
     assert model.fd is not None
     assert is_write_sealed(model.fd)

@@ -258,8 +258,6 @@ def test_outputs_that_are_inputs_constants_or_one_another() -> None:
 
 @needs_onnxruntime
 def test_refusal_has_the_words_of_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "penstock.drivers.onnxruntime.preparation.serialize", lambda *_: b"no model"
-    )
+    monkeypatch.setattr("penstock.drivers.onnxruntime.preparation.written", lambda *_: b"no model")
     with pytest.raises(errors.GeneralFailure, match=r"did not take the model: .*rotobuf"):
         cpu().prepare_model(relu(), hal.PrepareConfig())
