@@ -68,11 +68,19 @@ def draw(family: str, seed: int) -> tuple[Model, list[NDArray]]:
         module = family.removeprefix(OPERATIONS)
         keys = sorted(key for key, case in every_case().items() if case.family == module)
         drawn = draw_unusual(keys[seed % len(keys)], [seed])
-    model = without_state(penstock.load(drawn.file))
-    if len(model.inputs) != len(drawn.inputs):
-        raise ValueError("a state is an input here, and has no value")
-    shapes = {number: array.shape for number, array in enumerate(drawn.inputs)}
-    return infer_shapes(model, shapes), list(drawn.inputs)
+    loaded = penstock.load(drawn.file)
+    model = without_state(loaded)
+    inputs = with_states(loaded, drawn.inputs, seed)
+    shapes = {number: array.shape for number, array in enumerate(inputs)}
+    return infer_shapes(model, shapes), inputs
+
+
+def with_states(model: Model, inputs: Sequence[NDArray], seed: int) -> list[NDArray]:
+    """*inputs*, and random values for the states, which are inputs of `without_state(model)`."""
+    states = {port.input for port in model.entry.states}
+    given, values = iter(inputs), random_inputs(without_state(model), seed)
+    indices = model.entry.inputs
+    return [v if index in states else next(given) for index, v in zip(indices, values, strict=True)]
 
 
 def tried(family: str, seed: int, sets: Sequence[Isa]) -> Trial:

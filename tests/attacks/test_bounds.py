@@ -4,6 +4,7 @@ a documented error.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -344,9 +345,8 @@ def test_process_that_goes_on_past_the_deadline_is_killed_and_started_again(devi
                 if eventually(partial(is_gone, link), 15):
                     break
             assert supervisor.running is not link
-            assert (
-                "was killed: the device had not answered by the deadline" in link.session.end_reason
-            )
+            # Which of its two watchers is first depends on how busy the machine is.
+            assert re.search(r"was killed: .* (by|before) the deadline", link.session.end_reason)
 
 
 @isolated

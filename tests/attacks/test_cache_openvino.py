@@ -40,7 +40,7 @@ def entry(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Op
 def test_seeded_bits_are_refused_without_the_engine(entry: OpenVinoEntry) -> None:
     """Places in the header, the data file and, most of them, the artefact."""
     bits = entry.bits()
-    assert len(bits) > 250_000
+    assert len(bits) > 100 * REFUSED
     assert entry.refuse(errors.SealBroken, random.Random(SEED).sample(bits, REFUSED)) == REFUSED
 
 

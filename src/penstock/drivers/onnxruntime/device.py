@@ -78,6 +78,6 @@ class OnnxRuntimeDevice(EngineDevice):
         return prepare(self, model, config)
 
     def load(self, entry: LoadedEntry, config: PrepareConfig) -> PreparedModelBase:
-        from penstock.drivers.onnxruntime.preparation import load
+        from penstock.drivers.onnxruntime.loading import load
 
         return load(self, entry, config)

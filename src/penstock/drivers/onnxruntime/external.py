@@ -44,6 +44,16 @@ def put_apart(tensor: Any, value: NDArray, file: Any) -> None:
         tensor.external_data.add(key=key, value=str(content))
 
 
+def read(onnx: Any, path: Path, *, whole: bool = False) -> Any:
+    """The protobuf of the optimised model at *path*; *whole*: with the constants beside it. Raises
+    `GeneralFailure`.
+    """
+    try:
+        return onnx.load(path, load_external_data=whole)
+    except Exception as error:
+        raise GeneralFailure(f"the optimised model cannot be read: {error}") from error
+
+
 def inlined(model: Any, folder: Path) -> Iterator[bytes | memoryview]:
     """The bytes of the protobuf *model*, with all constants in it, part by part. A part is there
     until the next is asked for: what lies in files of *folder* is never in memory as a whole.

@@ -1,12 +1,7 @@
-"""Preparing: optimising a model with ONNX Runtime, or loading a verified artefact.
-
-The payload of the cache file is a manifest with the model's inputs and outputs, followed by the
-optimised model.
-"""
+"""Preparing: optimising a model with ONNX Runtime, and saving what it made."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,37 +9,25 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from penstock.driverkit.artefact import Ports, framed, opened, ports_of, unframed
+from penstock.driverkit.artefact import Ports, framed, ports_of
 from penstock.driverkit.engine import check_limits, compiled_within, report_of
 from penstock.driverkit.engine_model import EngineModel
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.engine import Executable
-from penstock.drivers.onnxruntime.external import OPTIMISED, inlined
+from penstock.drivers.onnxruntime.external import OPTIMISED, inlined, read
 from penstock.drivers.onnxruntime.installation import saturates
+from penstock.drivers.onnxruntime.loading import SCHEMA, Manifest, version
 from penstock.drivers.onnxruntime.wire import build, written
 from penstock.hal import CacheReport, PrepareConfig
 from penstock.interrupts import polled
 from penstock.ir import Model
-from penstock.memory.sealed_file import SealedFile, seal_chunks
-from penstock.sealed import LoadedEntry
 
 if TYPE_CHECKING:
     from penstock.driverkit.postponed_write import Payloads
     from penstock.drivers.onnxruntime.device import OnnxRuntimeDevice
     from penstock.drivers.onnxruntime.graph import Graph
 
-SCHEMA: Final = 1
 ARTEFACT: Final = "artefact"
-
-
-class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """*engine* is the version of ONNX Runtime that optimised the model."""
-
-    schema: int
-    engine: str
-    ports: Ports
 
 
 def pack(
@@ -53,12 +36,6 @@ def pack(
     """The payload of the model file, part by part, each as long as it is in *model*."""
     yield framed(Manifest(SCHEMA, version, ports))
     yield from model
-
-
-def unpack(content: memoryview) -> tuple[Manifest, SealedFile]:
-    """The manifest and the model. Raises `GeneralFailure` for bytes that `pack` cannot produce."""
-    manifest, model = unframed(content, Manifest, SCHEMA)
-    return manifest, seal_chunks([model], model.nbytes)
 
 
 def prepare(
@@ -111,38 +88,12 @@ def _payloads(folder: Path, ports: Ports) -> Iterator[Callable[[], Payloads]]:
     with ExitStack() as maps:
 
         def payloads() -> Payloads:
-            optimised = engine.onnx().load(folder / OPTIMISED, load_external_data=False)
+            optimised = read(engine.onnx(), folder / OPTIMISED)
             with (folder / ARTEFACT).open("w+b") as file:
-                for part in polled(pack(inlined(optimised, folder), ports, _version())):
+                for part in polled(pack(inlined(optimised, folder), ports, version())):
                     file.write(part)
                 file.flush()
                 mapped = maps.enter_context(mmap(file.fileno(), 0, access=ACCESS_READ))
             return [maps.enter_context(memoryview(mapped))], []
 
         yield payloads
-
-
-def _version() -> str:
-    return str(engine.onnxruntime().__version__)
-
-
-def _source(model: SealedFile) -> bytes | Path:
-    """The bytes of *model*, or its path: ONNX Runtime then reads it part by part, and the bytes are
-    in memory once less. No process can write the file.
-    """
-    path = Path(f"/proc/self/fd/{model.fd}")
-    if model.fd is None or not os.access(path, os.R_OK):
-        return bytes(model.view)
-    return path
-
-
-def load(
-    device: OnnxRuntimeDevice, entry: LoadedEntry, config: PrepareConfig
-) -> EngineModel[Executable]:
-    """The session of a verified entry. Raises `OtherVersion` for another ONNX Runtime's entry."""
-    manifest, content = opened(entry, unpack, _version)
-    check_limits(config)
-    device.count(loads=1)
-    provider, threads = device.provider.name, config.num_threads
-    session = engine.session_of(_source(content), provider, threads, optimised=True)
-    return EngineModel(device, manifest.ports, CacheReport(), Executable(session))

@@ -18,10 +18,9 @@ import msgspec
 from penstock.driverkit.engine_model import Inputs, Outputs, Profiler
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.engine import Executable
-from penstock.drivers.onnxruntime.external import OPTIMISED
+from penstock.drivers.onnxruntime.external import OPTIMISED, read
 from penstock.drivers.onnxruntime.graph import Graph
 from penstock.drivers.onnxruntime.wire import written
-from penstock.errors import GeneralFailure
 from penstock.hal import ExecutionConfig, OperationTiming
 from penstock.logs import Log
 
@@ -122,10 +121,7 @@ def optimised(graph: Graph, threads: int | None) -> Measurable:
         path = Path(folder) / OPTIMISED
         content = written(graph, onnx, Path(folder))
         engine.session_of(content, engine.CPU, threads, save_to=path)
-        try:
-            model = onnx.load(path)
-        except (ValueError, OSError) as error:
-            raise GeneralFailure(f"the optimised model cannot be read: {error}") from error
+        model = read(onnx, path, whole=True)
     nodes = [(node.name, node.input, node.output) for node in model.graph.node]
     operations = operations_of(nodes, graph)
     for index, node in enumerate(model.graph.node):

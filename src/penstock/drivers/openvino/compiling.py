@@ -1,14 +1,13 @@
-"""Compiling a model of the IR, or the graph in an artefact; importing an artefact."""
+"""Compiling a model of the IR, or the graph in an artefact."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from penstock.driverkit import artefact as kit
 from penstock.driverkit.artefact import Ports, ports_of
 from penstock.driverkit.engine import Limits, check_limits, compiled_within
 from penstock.driverkit.postponed_write import Payloads
@@ -16,19 +15,16 @@ from penstock.driverkit.site import make_sites
 from penstock.drivers.openvino import artefact, engine
 from penstock.drivers.openvino.engine import Executable
 from penstock.drivers.openvino.graph import Graph
+from penstock.drivers.openvino.loading import Form
 from penstock.drivers.openvino.profiling import name_nodes
 from penstock.drivers.openvino.rules import RULES
 from penstock.errors import GeneralFailure, PenstockError
 from penstock.hal import PrepareConfig
 from penstock.interrupts import polled
 from penstock.ir import Model, NDArray
-from penstock.sealed import LoadedEntry
 
 if TYPE_CHECKING:
     from penstock.drivers.openvino.device import OpenVinoDevice
-
-Form: TypeAlias = Literal["baseline", "optimised"]
-FORMS: Final[tuple[Form, ...]] = ("baseline", "optimised")
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -122,24 +118,3 @@ def build_graph(model: Model) -> Graph:
         raise GeneralFailure(text) from error
     RULES.emit(graph, enumerate(RULES.lay_out(make_sites(model))), engine.message_from)
     return graph
-
-
-def opened(
-    device: OpenVinoDevice, entry: LoadedEntry
-) -> tuple[artefact.Manifest, Sequence[NDArray]]:
-    """The manifest and parts of a verified entry. Releases the entry's private copies. Raises
-    `OtherVersion` for another build of OpenVINO, `GeneralFailure` for an unknown form.
-    """
-    build = partial(engine.build_of, device.plugin.name)
-    manifest, parts = kit.opened(entry, artefact.unpack, build)
-    if manifest.form not in FORMS:
-        raise GeneralFailure(f"the artefact is of the form {manifest.form!r}, which is not known")
-    return manifest, parts
-
-
-def imported(device: OpenVinoDevice, exported: NDArray, manner: engine.Manner) -> Executable:
-    """OpenVINO's compiled model of exported bytes. Increases the counter of loads."""
-    chosen = engine.settings(device.plugin.name, manner)
-    device.count(loads=1)
-    compiled = engine.import_model(exported, device.plugin.name, chosen)
-    return Executable(compiled, exported, exported)

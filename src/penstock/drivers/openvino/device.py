@@ -89,6 +89,6 @@ class OpenVinoDevice(EngineDevice):
         return prepare(self, model, config)
 
     def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> hal.PreparedModelBase:
-        from penstock.drivers.openvino.preparation import load
+        from penstock.drivers.openvino.loading import load
 
         return load(self, entry, config)

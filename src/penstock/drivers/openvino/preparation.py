@@ -1,25 +1,25 @@
-"""Preparing: compiling a model with OpenVINO, now or later, or importing a verified artefact."""
+"""Preparing: compiling a model with OpenVINO, now or later."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-from penstock.driverkit.engine import Limits, check_limits, report_of
-from penstock.driverkit.engine_model import EngineModel, Profiler
+from penstock.driverkit.artefact import Ports
+from penstock.driverkit.engine import Limits, report_of
+from penstock.driverkit.engine_model import EngineModel
 from penstock.driverkit.postponed_write import PostponedWrite
 from penstock.drivers.openvino import compiling
-from penstock.drivers.openvino.compiling import Source, imported, opened
+from penstock.drivers.openvino.compiling import Source
 from penstock.drivers.openvino.engine import Executable, Manner
-from penstock.drivers.openvino.profiling import profiler
+from penstock.drivers.openvino.loading import imported, opened, profilers_of
 from penstock.errors import CacheError, ClosedError, DriverError, InputError, InvalidArgument
 from penstock.hal import CacheReport, ExecutionConfig, PrepareConfig
-from penstock.ir import Model
+from penstock.ir import Model, NDArray
 from penstock.knobs import DriverSetting
 from penstock.logs import Log
 from penstock.sealed import LoadedEntry
@@ -186,28 +186,28 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
             writer = device.seal.late_writer(config, expected=saved.entry)
         later = DeferredCompilation(device, source, writer, uses=device.uses)
     report = report_of(saved, compiled.form, later=writer is not None)
-    profilers = _profilers(device, source.manner)
+    profilers = profilers_of(device, source.manner)
     made = OpenVinoPreparedModel(device, source.ports, report, compiled.executable, profilers)
     return made.improved_by(later)
 
 
-def load(
-    device: OpenVinoDevice, entry: LoadedEntry, config: PrepareConfig
+def improving(
+    device: OpenVinoDevice,
+    entry: LoadedEntry,
+    config: PrepareConfig,
+    ports: Ports,
+    graph: tuple[NDArray, NDArray],
+    executable: Executable,
 ) -> OpenVinoPreparedModel:
-    """Imports a verified entry. A baseline, with its graph, is compiled again after `uses` runs."""
-    manifest, parts = opened(device, entry)
-    check_limits(config)
-    manner = Manner.of(config, quantized=manifest.ports.quantized)
-    executable = imported(device, parts[0], manner)
-    report, later = CacheReport(artefact=manifest.form), None
-    if manifest.form != "optimised" and len(parts) > 1:
-        source = compiling.source_of_graph(device, manifest.ports, parts[1], parts[2], manner)
-        writer = device.seal.late_writer(config, expected=entry.entry)
-        report = CacheReport(later=writer is not None, artefact=manifest.form)
-        later = DeferredCompilation(device, source, writer, uses=device.uses)
-    profilers = _profilers(device, manner)
-    made = OpenVinoPreparedModel(device, manifest.ports, report, executable, profilers)
-    return made.improved_by(later)
+    """The *executable* of a verified entry that is a baseline: after `uses` runs its *graph* (XML,
+    weights) is compiled again.
+    """
+    manner = Manner.of(config, quantized=ports.quantized)
+    source = compiling.source_of_graph(device, ports, *graph, manner)
+    writer = device.seal.late_writer(config, expected=entry.entry)
+    report = CacheReport(later=writer is not None, artefact="baseline")
+    made = OpenVinoPreparedModel(device, ports, report, executable, profilers_of(device, manner))
+    return made.improved_by(DeferredCompilation(device, source, writer, uses=device.uses))
 
 
 def _prepare_later(
@@ -231,13 +231,6 @@ def _prepare_later(
                 device.seal.file_system.truncate(handle.fd, 0)
         writer = device.seal.late_writer(config, expected=None)
         report = CacheReport(later=True)
-    profilers = _profilers(device, source.manner)
+    profilers = profilers_of(device, source.manner)
     made = OpenVinoPreparedModel(device, source.ports, report, None, profilers)
     return made.improved_by(DeferredCompilation(device, source, writer))
-
-
-def _profilers(
-    device: OpenVinoDevice, manner: Manner
-) -> Callable[[Executable], Profiler[Any]] | None:
-    """Makes profilers for executables. Only the CPU plugin runs kernels one at a time."""
-    return partial(profiler, device, manner) if device.measured else None

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.driverkit.artefact import Ports, ports_of
-from penstock.drivers.onnxruntime import preparation
+from penstock.drivers.onnxruntime import loading, preparation
 from penstock.errors import GeneralFailure
 from penstock.memory.sealed_file import HAS_MEMFD, LEAST_SEALED
 from penstock.memory.shared import is_write_sealed
@@ -29,28 +29,28 @@ def packed(manifest: object) -> memoryview:
         (memoryview(b"abc"), "no manifest"),
         (memoryview((1 << 30).to_bytes(4, "little") + b"abc"), "longer than its file"),
         (packed([1, 2, 3]), "cannot be read"),
-        (packed(preparation.Manifest(2, "1", PORTS)), "schema 2"),
-        (packed(preparation.Manifest(1, "1", Ports((), (), (0,)))), "forwards inputs"),
+        (packed(loading.Manifest(2, "1", PORTS)), "schema 2"),
+        (packed(loading.Manifest(1, "1", Ports((), (), (0,)))), "forwards inputs"),
     ],
 )
 def test_nothing_but_what_is_written_is_read(content: memoryview, reason: str) -> None:
     with pytest.raises(GeneralFailure, match=reason):
-        preparation.unpack(content)
+        loading.unpack(content)
 
 
 def test_unpack_returns_the_packed_manifest_and_model() -> None:
-    manifest, model = preparation.unpack(
+    manifest, model = loading.unpack(
         memoryview(b"".join(preparation.pack([b"model"], PORTS, "1.2")))
     )
     assert (manifest.engine, manifest.ports) == ("1.2", PORTS)
-    assert preparation._source(model) == b"model"
+    assert loading._source(model) == b"model"
 
 
 @pytest.mark.skipif(not HAS_MEMFD, reason="models are in files without a name on Linux")
 def test_a_large_model_is_read_from_a_file_that_nothing_can_write() -> None:
     content = bytes(LEAST_SEALED)
-    _, model = preparation.unpack(memoryview(b"".join(preparation.pack([content], PORTS, "1.2"))))
-    path = preparation._source(model)
+    _, model = loading.unpack(memoryview(b"".join(preparation.pack([content], PORTS, "1.2"))))
+    path = loading._source(model)
     assert isinstance(path, Path)
     assert path.read_bytes() == content
     assert model.fd is not None

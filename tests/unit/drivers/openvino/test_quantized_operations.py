@@ -159,6 +159,7 @@ OTHERWISE: Final = [
 ]  # fmt: skip
 
 
+@needs_exact_sums
 @pytest.mark.parametrize("case", OTHERWISE, ids=lambda case: case.name)
 def test_operation_with_other_rounding_is_stepwise(case: OneOperation) -> None:
     (answer,) = cpu().supported_operations(case.model)
@@ -180,6 +181,7 @@ def test_finer_steps_are_relaxed() -> None:
     assert (answer.accuracy, answer.distance) == ("relaxed", FEW_STEPS)
 
 
+@needs_exact_sums
 def test_weights_with_a_zero_point_are_stepwise() -> None:
     """OpenVINO adds them up as float32."""
     b, rng = ModelBuilder(), np.random.default_rng(1)
@@ -353,6 +355,7 @@ def test_quantized_input_and_output_of_a_float_layer() -> None:
     assert np.abs(ours[0] - wanted[0]).max() <= IN.scale * 1.001
 
 
+@needs_exact_sums
 def test_the_default_policy_leaves_them_to_the_reference_and_says_why() -> None:
     case = next(case for case in CASES if case.name == "hard_swish")
     devices: list[str | Device] = [cpu(), "reference"]
@@ -451,6 +454,7 @@ def test_a_row_is_padded_with_a_real_value(kind: str, dtype: DType, zero: int, v
     assert near(model, [np.array([1, 50, 120], dtype.numpy)]) == 0
 
 
+@needs_exact_sums
 @pytest.mark.parametrize("dtype", [I8, DType.UINT8])
 def test_final_rearrangement_gives_whole_quantisation_steps(dtype: DType) -> None:
     """Rounding by arithmetic behind it, of larger values, took a tenth of a network's time."""
