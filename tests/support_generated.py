@@ -60,32 +60,35 @@ class Runner:
         self._constants[:] = np.frombuffer(self.generated.constants, np.uint8)
         self._arena, self.stop = aligned(self.generated.arena), np.zeros(1, np.int32)
 
-    def __call__(self, inputs: Sequence[NDArray]) -> list[NDArray]:
-        """The outputs."""
+    def __call__(self, inputs: Sequence[NDArray], shares: int = 1) -> list[NDArray]:
+        """The outputs, computed in so many *shares* of each kernel, one run each."""
         program = self.program
         inputs = [np.ascontiguousarray(a) for a in inputs]
         outputs = [
             np.zeros(program.tensors[t].shape, program.tensors[t].dtype.numpy)
             for t in program.outputs
         ]
-        self.call([a.ctypes.data for a in (*inputs, *outputs)])
+        self.call([a.ctypes.data for a in (*inputs, *outputs)], shares=shares)
         named = zip(program.outputs, outputs, strict=True)
         return [as_declared(program.tensors[t], array) for t, array in named]
 
     def call(
-        self, ports: Sequence[int], arena: int | None = None, constants: int | None = None
-    ) -> None:
-        """Runs with the given addresses."""
+        self, ports: Sequence[int], arena: int | None = None, constants: int | None = None,
+        shares: int = 1,
+    ) -> None:  # fmt: skip
+        """Runs with the given addresses, once for each of *shares*."""
         table = np.array(ports, np.uint64)
         frame = np.zeros(WORDS, np.uint64)
         frame[Word.PORTS] = table.ctypes.data
         frame[Word.ARENA] = self._arena.ctypes.data if arena is None else arena
         frame[Word.CONSTANTS] = self._constants.ctypes.data if constants is None else constants
         frame[Word.STOP] = self.stop.ctypes.data
-        frame[Word.HIGH], frame[Word.THREADS], frame[Word.IMAGES] = WHOLE, 1, 1
-        status = self._run(frame.ctypes.data)
-        if status:
-            raise RuntimeError(f"the generated code returned {status}")
+        frame[Word.THREADS], frame[Word.IMAGES] = 1, 1
+        for share in range(shares):
+            frame[Word.LOW], frame[Word.HIGH] = (WHOLE * s // shares for s in (share, share + 1))
+            status = self._run(frame.ctypes.data)
+            if status:
+                raise RuntimeError(f"the generated code returned {status}")
 
     def close(self) -> None:
         """Unmaps the code."""

@@ -6,6 +6,7 @@ the same.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -101,7 +102,9 @@ def _after(program: Program, maker: Kernel, kernel: Kernel, tensor: int) -> Kern
         return None
     kept = tuple(a for a in extras if a is not None)
     dtypes = [program.tensors[a.tensor].dtype for a in kept]
-    if product_of(maker) is not None and not _joins_product(program, maker, kept):
+    if product_of(maker) is not None and not (
+        _joins_product(program, maker, kept) and _keeps_channels(program, maker, write)
+    ):
         return None
     count = len(maker.finish.arguments)
     scope = Scope(*maker.finish.arguments, *dtypes)
@@ -133,6 +136,25 @@ def _joins_product(program: Program, maker: Kernel, extras: Sequence[Access]) ->
     if maker.sums is not DType.INT32 or maker.finish.dtype not in BYTES:
         return True
     return all(program.root(a.tensor) in program.constants for a in extras)
+
+
+def _keeps_channels(program: Program, maker: Kernel, write: Access) -> bool:
+    """Whether the channels of the sum of products *maker* lie side by side in *write* too: results
+    are stored many channels at a time.
+    """
+    last = maker.write.axes[-1].steps
+    if len(last) != 1 or maker.loops[last[0][0]] == 1:
+        return True
+    shape = program.tensors[write.tensor].shape
+    strides = (math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    channel = last[0][0]
+    step = sum(
+        stride * along
+        for stride, position in zip(strides, write.axes, strict=True)
+        for loop, along in position.steps
+        if loop == channel
+    )
+    return abs(step) == 1
 
 
 def _inlined(scope: Scope, kernel: Kernel, tensor: int, made: Value, first: int) -> Value:

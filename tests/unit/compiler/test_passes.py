@@ -14,6 +14,7 @@ from penstock.compiler.expression import Scope, identity
 from penstock.compiler.fold import fold, fold_constants, fold_padding, fold_unused
 from penstock.compiler.fuse import MOST_STEPS, fuse
 from penstock.compiler.layout import halos, own_inputs, stored_as
+from penstock.compiler.legalise.products import product
 from penstock.compiler.memory import ALIGNMENT, nbytes, plan
 from penstock.compiler.outputs import with_own_outputs
 from penstock.compiler.program import Access, Border, Position, Program, along
@@ -128,6 +129,20 @@ def test_activation_joins_the_sum_before_it() -> None:
     y = b.unary("abs", b.sums(x))
     program = after(fuse, b.program([x], [y]), ["sum+abs"])
     assert program.kernels[0].origin == (0, 1)
+
+
+def test_transpose_does_not_take_the_channels_of_a_product_apart() -> None:
+    """Its results are stored many channels at a time."""
+    rng = np.random.default_rng(0)
+    b = Builder()
+    x = b.tensor((6, 4))
+    w = b.tensor((5, 4), value=rng.standard_normal((5, 4)).astype(np.float32))
+    y, z = b.tensor((6, 5)), b.tensor((5, 6))
+    body = product(F32, F32, F32, (None, None))
+    reads = [Access(x, along(0, 2)), Access(w, along(1, 2))]
+    b.kernel("product", reads, body, y, reduced=(4,), combine="sum")
+    b.kernel("transpose", [Access(y, along(1, 0))], identity(F32), z)
+    after(fuse, b.program([x], [b.unary("abs", z)]), ["product", "transpose+abs"])
 
 
 def test_value_with_two_readers_is_stored() -> None:

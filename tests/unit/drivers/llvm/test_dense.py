@@ -11,6 +11,7 @@ from penstock.compiler.columns import by_columns
 from penstock.compiler.expression import identity
 from penstock.compiler.legalise.products import product
 from penstock.compiler.program import Access, Kernel, Program, Tensor, along
+from penstock.drivers.llvm.emit import matrix, parts
 from penstock.drivers.llvm.emit.dense import Dense
 from penstock.drivers.llvm.emit.matrix import LINE, Matrix
 from penstock.drivers.llvm.emit.module import template_of
@@ -69,6 +70,31 @@ def test_some_layer_multiplies_weights_apart(isa: Isa) -> None:
 @given(program=layers(depthwise=False, is_float=True))
 def test_floats_agree_with_the_interpreter(isa: Isa, program: Program) -> None:
     check(program, isa, "dense")
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+@settings(max_examples=15, deadline=None)
+@given(program=layers(depthwise=False, is_float=False), shares=st.integers(2, 7))
+def test_parts_of_panels_together_are_the_whole(isa: Isa, program: Program, shares: int) -> None:
+    inputs = values_for(program)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrix, "LEAST_UNIT", 1)
+        runner = Runner(program, isa)
+    (got,), (wanted,) = runner(inputs, shares), interpreter.run(program, inputs)
+    runner.close()
+    assert largest_difference(got, wanted) == 0
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+def test_few_panels_are_divided_into_units_of_about_equal_work(isa: Isa) -> None:
+    program = pixels(14, 14, 128, 3 * 4 * isa.lanes)
+    found = template_of(program, program.kernels[0], isa)
+    assert isinstance(found, Dense)
+    assert found.by_panels
+    assert found.panels < parts.ENOUGH_UNITS <= found.units
+    inputs, runner = values_for(program), Runner(program, isa)
+    np.testing.assert_array_equal(runner(inputs, 5)[0], runner(inputs)[0])
+    runner.close()
 
 
 @st.composite

@@ -16,12 +16,17 @@ from tests.support_products import layers
 
 
 def check(program: Program, isa: Isa) -> None:
-    """Compares one run. Layers whose finish the template does not compute are nests."""
+    """Compares a run, and one in shares. Layers whose finish the template does not compute are
+    nests.
+    """
     inputs = values_for(program)
     runner = Runner(program, isa)
-    (got,), (wanted,) = runner(inputs), interpreter.run(program, inputs)
+    (got,), (shared,), (wanted,) = (
+        runner(inputs), runner(inputs, 3), interpreter.run(program, inputs)
+    )  # fmt: skip
     runner.close()
     assert largest_difference(got, wanted) <= (1e-5 if wanted.dtype.kind == "f" else 0)
+    assert largest_difference(shared, got) == 0
 
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)

@@ -319,15 +319,19 @@ class Function:
         whole: int,
         body: Callable[[Index], object],
         last: Callable[[], object] | None = None,
+        first: int = 0,
     ) -> None:
-        """Runs *body* for each unit from `begin` to `end` that is below *whole*, and *last* if unit
-        *whole* is among them. Ends early once the run is stopped.
+        """Runs *body* for each unit from `begin` to `end` that is below *whole* and not below
+        *first*, and *last* if unit *whole* is among them. Ends early once the run is stopped.
         """
         self._count += 1
         number = self._count
-        if whole:
-            limit = self.call("llvm.smin.i64", "i64", Reg("%end", "i64"), Reg(str(whole), "i64"))
-            some = self.value(f"icmp slt i64 %begin, {limit.name}", "i1")
+        if whole > first:
+            begin, end = Reg("%begin", "i64"), Reg("%end", "i64")
+            if first:
+                begin = self.call("llvm.smax.i64", "i64", begin, Reg(str(first), "i64"))
+            limit = self.call("llvm.smin.i64", "i64", end, Reg(str(whole), "i64"))
+            some = self.value(f"icmp slt {begin}, {limit.name}", "i1")
             before = self._block
             self.line(f"br {some}, label %U{number}, label %V{number}")
             self._lines.append(f"U{number}:")
@@ -343,15 +347,15 @@ class Function:
             following = self.value(f"add nuw nsw i64 {index}, 1", "i64").name
             again = self.value(f"icmp slt i64 {following}, {limit.name}", "i1").name
             self._lines[place] = (
-                f"  {index} = phi i64 [%begin, %{before}], [{following}, %{self._block}]"
+                f"  {index} = phi i64 [{begin.name}, %{before}], [{following}, %{self._block}]"
             )
             self.line(f"br i1 {again}, label %U{number}, label %V{number}, !llvm.loop !0")
             self._lines.append(f"V{number}:")
             self._block = f"V{number}"
         if last is not None:
-            first = self.value(f"icmp sle i64 %begin, {whole}", "i1")
+            before_it = self.value(f"icmp sle i64 %begin, {whole}", "i1")
             behind = self.value(f"icmp sgt i64 %end, {whole}", "i1")
-            both = self.value(f"and {first}, {behind.name}", "i1")
+            both = self.value(f"and {before_it}, {behind.name}", "i1")
             self.line(f"br {both}, label %Y{number}, label %Z{number}")
             self._lines.append(f"Y{number}:")
             self._block = f"Y{number}"

@@ -14,6 +14,7 @@ from penstock.compiler.program import Kernel, Program
 from penstock.drivers.llvm.emit.assembler import SCALARS, Function, Index, Reg, mask_of, vector
 from penstock.drivers.llvm.emit.depthwise_bytes import Bytes, Shape
 from penstock.drivers.llvm.emit.flat import Flat
+from penstock.drivers.llvm.emit.parts import count_of, divided, in_last, span_of
 from penstock.drivers.llvm.emit.product import Product, elements, product, scaling
 from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa import Instructions, Isa
@@ -65,24 +66,31 @@ class _Depthwise:
         self.product, self.shape = product, shape
 
     @property
+    def parts(self) -> int:
+        lines = self.shape.images[0] * self.shape.rows[0]
+        return count_of(lines, self.shape.channels // self.lanes)
+
+    @property
     def units(self) -> int:
-        return self.shape.images[0] * self.shape.rows[0]
+        return self.shape.images[0] * self.shape.rows[0] * self.parts
 
     def walk(self, f: Function) -> None:
-        """Writes the loops; a unit is one row of one image, in all channels."""
+        """Writes the loops; a unit is one row of one image, in all channels or a part of them."""
         shape, (full, rest) = self.shape, divmod(self.shape.channels, self.lanes)
         tile = min(self.most, shape.columns[0])
 
         def row(unit: Index) -> None:
             image: Index = 0
+            unit, part = divided(f, unit, self.parts)
             y = unit
             if shape.images[0] > 1:
                 image = f.value(f"udiv i64 {unit}, {shape.rows[0]}", "i64").name
                 y = f.value(f"urem i64 {unit}, {shape.rows[0]}", "i64").name
             if full:
-                f.each(0, full, 1, lambda b: line(image, y, b, self.lanes))
+                begin, end = span_of(f, part, self.parts, full)
+                f.each(begin, end, 1, lambda b: line(image, y, b, self.lanes))
             if rest:
-                line(image, y, full, rest)
+                in_last(f, part, self.parts, lambda: line(image, y, full, rest))
 
         def line(image: Index, y: Index, block: Index, count: int) -> None:
             size = shape.columns[0]

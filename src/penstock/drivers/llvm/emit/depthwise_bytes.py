@@ -20,6 +20,7 @@ from msgspec import Struct
 from penstock.compiler.program import Program
 from penstock.drivers.llvm.emit import epilogue
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, mask_of, vector
+from penstock.drivers.llvm.emit.parts import count_of, divided, in_last, span_of
 from penstock.drivers.llvm.emit.product import Product, Scaling
 from penstock.drivers.llvm.isa import Instructions, Isa
 from penstock.drivers.llvm.isa.instructions import GROUP
@@ -104,8 +105,23 @@ class Bytes:
         return len(self.proof.patches)
 
     @property
-    def units(self) -> int:
+    def lines(self) -> int:
+        """Rows of the result that are computed together, of all images."""
         return self.shape.images[0] * -(-self.shape.rows[0] // self.rows)
+
+    @property
+    def blocks(self) -> int:
+        """The phases that are whole in every row."""
+        return self.phases if self.flat else self.shape.channels // self.lanes
+
+    @property
+    def parts(self) -> int:
+        """The parts of the channels that are units of work in each line."""
+        return count_of(self.lines, self.blocks)
+
+    @property
+    def units(self) -> int:
+        return self.lines * self.parts
 
     def _channels(self) -> tuple[NDArray, NDArray]:
         """[phases, lanes]: the channel of each lane, in the order of sums, and whether it is one
@@ -172,6 +188,7 @@ class _Code:
 
         def unit(number: Index) -> None:
             image: Index = 0
+            number, part = divided(f, number, self.layer.parts)
             y = number
             if shape.images[0] > 1:
                 image = f.value(f"udiv i64 {number}, {pairs}", "i64").name
@@ -185,35 +202,40 @@ class _Code:
             for which, access in ((1, self.layer.product.data), (2, self.layer.product.write)):
                 place: Index = f.add(access.offset, f.mul(image, shape.images[which]))
                 bases.append(f.add(place, f.mul(y, shape.rows[which])))
-            self._row(f.at("%data", bases[0]), f.at("%out", bases[1]))
+            self._row(f.at("%data", bases[0]), f.at("%out", bases[1]), part)
 
         f.share(self.layer.units, unit)
 
-    def _row(self, data: str, out: str) -> None:
-        """One row of the result, or a pair."""
+    def _row(self, data: str, out: str, part: Index) -> None:
+        """A *part* of the channels of one row of the result, or of a pair."""
         layer, f, lanes = self.layer, self.f, self.layer.lanes
         count, phases = self.shape.columns[0], layer.phases
+        begin, end = span_of(f, part, layer.parts, layer.blocks)
 
         def line(phase: Index, begin: int, end: int, channels: int) -> list[Reg]:
             start = f.mul(phase, lanes)
             self._line(f.at(data, start), f.at(out, start), phase, (begin, end), channels)
             return []
 
+        turns, more, full = count, 0, layer.blocks
+        rest = self.shape.channels % lanes
         if layer.flat:
             whole, rest = divmod(count * self.shape.channels, lanes)
             turns, more = divmod(whole, phases)
-            if turns:
-                f.loop(0, phases, 1, lambda b, _: line(b, 0, turns, lanes))
+        if full and turns:
+            f.loop(begin, end, 1, lambda b, _: line(b, 0, turns, lanes))
+
+        def others() -> None:
+            """What is less than a turn, or than a block."""
             if more:
                 f.loop(0, more, 1, lambda b, _: line(b, turns, turns + 1, lanes))
-            if rest:
+            if rest and layer.flat:
                 line(more, turns, turns + 1, rest)
-            return
-        full, rest = divmod(self.shape.channels, lanes)
-        if full:
-            f.loop(0, full, 1, lambda b, _: line(b, 0, count, lanes))
-        if rest:
-            line(full, 0, count, rest)
+            elif rest:
+                line(full, 0, count, rest)
+
+        if more or rest:
+            in_last(f, part, layer.parts, others)
 
     def _line(self, data: str, out: str, phase: Index, span: tuple[int, int], count: int) -> None:
         """The vectors of one phase, *count* bytes each: those from span[0] to span[1]."""

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from penstock.compiler.program import Kernel, Program
+from penstock.drivers.llvm.emit import parts
 from penstock.drivers.llvm.emit.apart import apart
 from penstock.drivers.llvm.emit.product import Product, Scaling
 from penstock.drivers.llvm.isa import Instructions, Isa
@@ -36,6 +37,9 @@ MOST_FOLDED = 4
 FLOAT_BYTES = 4
 
 MOST_PARTS = 4
+
+LEAST_UNIT = 1 << 15
+"""Products of a unit: about a microsecond."""
 
 ENOUGH_SUMS = 8
 """So many sums keep the multipliers busy while each waits for its last product."""
@@ -124,8 +128,8 @@ class Matrix:
         self.stored = weights if scale is None else scale.weights
         inner = shape.positions[-1]
         self.item = 4 if self.is_float else 1
-        depth = math.prod(size for size, _ in shape.segments) * shape.length
-        self.weights = depth * (4 if self.is_float else self.machine.weight_type.itemsize)
+        self.depth = math.prod(size for size, _ in shape.segments) * shape.length
+        self.weights = self.depth * (4 if self.is_float else self.machine.weight_type.itemsize)
         self.rows, self.columns = tile_of(
             inner.size, shape.channels, isa, is_float=self.is_float, weights=self.weights
         )
@@ -207,10 +211,22 @@ class Matrix:
             return True
         weights = self.weights * self.shape.channels
         data = math.prod(self.program.tensors[self.product.data.tensor].shape) * self.item
-        turns = self.shape.positions[0].size
-        if len(self.shape.positions) == 1:
-            turns = -(-turns // self.rows)
-        return weights > CACHED and weights * turns > data * self.panels
+        return weights > CACHED and weights * self.turns > data * self.panels
+
+    @property
+    def blocks(self) -> int:
+        """The parts of the outermost positions that are units of work in each panel, where there
+        are few panels.
+        """
+        products = math.prod(p.size for p in self.shape.positions) * self.panel * self.depth
+        most = self.turns, products // LEAST_UNIT
+        return parts.count_of(self.panels, *most) if self.by_panels else 1
+
+    @property
+    def turns(self) -> int:
+        """The outermost positions; tiles where there is one loop over positions."""
+        size = self.shape.positions[0].size
+        return size if len(self.shape.positions) > 1 else -(-size // self.rows)
 
     @property
     def panel_bytes(self) -> int:
@@ -239,10 +255,7 @@ class Matrix:
 
     @property
     def units(self) -> int:
-        if self.by_panels:
-            return self.panels
-        outer = self.shape.positions[0].size
-        return outer if len(self.shape.positions) > 1 else -(-outer // self.rows)
+        return self.panels * self.blocks if self.by_panels else self.turns
 
     def constants(self) -> tuple[NDArray, ...]:
         if self.shape.stream is not None:

@@ -15,6 +15,7 @@ from penstock.drivers.llvm.emit.assembler import (
 from penstock.drivers.llvm.emit.data_sums import data_sums, pays
 from penstock.drivers.llvm.emit.matrix import LINE, Loop, Matrix
 from penstock.drivers.llvm.emit.matrix_results import Results
+from penstock.drivers.llvm.emit.parts import divided, span_of
 from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa.instructions import GROUP
 
@@ -38,10 +39,21 @@ class Code(Results):
         full, rest = divmod(self.shape.channels, self.panel)
         outer = self.shape.positions[:-1]
         if self.dense.by_panels:
+            blocks = self.dense.blocks
 
             def panel(number: Index, count: int) -> None:
                 self._walk(outer, [], lambda indexes: self._line(indexes, number, count))
 
+            def block(unit: Index, count: int) -> None:
+                number, part = divided(self.f, unit, blocks)
+                self._block(full if count == rest else number, part, count)
+
+            if blocks > 1:
+                self.f.share(full * blocks, lambda u: block(u, self.panel))
+                if rest:
+                    whole = (full + 1) * blocks
+                    self.f.share(whole, lambda u: block(u, rest), first=full * blocks)
+                return
             last = (lambda: panel(full, rest)) if rest else None
             self.f.share(full, lambda p: panel(p, self.panel), last)
         elif outer:
@@ -106,6 +118,29 @@ class Code(Results):
         if full < size:
             self._look_ahead(indexes, full)
             self._tile([*indexes, size - rows], panel, count)
+
+    def _block(self, panel: Index, part: Index, count: int) -> None:
+        """A panel's tiles in one *part* of the outermost positions."""
+        f, turns, blocks = self.f, self.dense.turns, self.dense.blocks
+        begin, end = span_of(f, part, blocks, turns)
+        outer = self.shape.positions[:-1]
+        if outer:
+            f.each(
+                begin, end, 1,
+                lambda y: self._walk(outer[1:], [y], lambda at: self._line(at, panel, count)),
+            )  # fmt: skip
+            return
+        self._poll(-(-turns // blocks) * self.rows)
+        last = Reg(str(self.shape.positions[-1].size - self.rows), "i64")
+
+        def tile(turn: Index) -> None:
+            # The last tile overlaps the one before it.
+            at = Reg(str(f.mul(turn, self.rows)), "i64")
+            x = f.call("llvm.smin.i64", "i64", at, last).name
+            self._look_ahead([], x)
+            self._tile([x], panel, count)
+
+        f.each(begin, end, 1, tile)
 
     def _look_ahead(self, outer: Sequence[Index], x: Index) -> None:
         """Has a tile fetch its share of the weights of the next panel, if that is worth it."""

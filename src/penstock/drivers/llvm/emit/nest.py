@@ -38,8 +38,11 @@ PAIR: Final = 16
 FEW: Final = 8
 """A contiguous loop of fewer elements is no loop for vectors if there is another one."""
 
-CHUNK: Final = 1 << 13
+CHUNK: Final = 1 << 10
 """The elements of a unit of work of a long loop."""
+
+CHUNK_BY_TABLE: Final = 1 << 13
+"""The same where each unit computes a table first."""
 
 COMBINES: Final = {"sum": "add", "product": "mul", "any": "or", "all": "and"}
 """The scalar operation of a reduction, where it is named otherwise."""
@@ -66,6 +69,7 @@ class Nest:
         self.loops = loops_of(program, kernel, isa.width)
         self.vector = self._vector_loop()
         self.lanes = self._lanes()
+        self.varying = run_table.varying(program, kernel, self.loops, self.vector, isa)
 
     @property
     def key(self) -> object:
@@ -87,7 +91,9 @@ class Nest:
     @property
     def chunk(self) -> int:
         """The elements of a unit of work, where one loop is all that there is."""
-        return self.lanes * self.unrolled if self.loops.reduced else CHUNK
+        if self.loops.reduced:
+            return self.lanes * self.unrolled
+        return CHUNK if self.varying is None else CHUNK_BY_TABLE
 
     @property
     def unrolled(self) -> int:
@@ -177,9 +183,7 @@ class _Code:
         self.places = Places(nest.program, nest.machine, function, nest.tensors)
         self.outer = len(self.loops.outer)
         self.reduces = self.vector is not None and self.vector >= self.outer
-        self.varying = run_table.varying(
-            nest.program, nest.kernel, nest.loops, nest.vector, nest.machine.isa
-        )
+        self.varying = nest.varying
         self.table = ""
         if self.varying is not None:
             self.table = function.value(f"alloca [{run_table.VALUES} x i8], align 64", "ptr").name

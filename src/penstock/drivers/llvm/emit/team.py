@@ -6,7 +6,7 @@ others. If no worker is idle it executes the program alone.
 The work of a kernel has as many shares as there are threads. Each thread claims its own share of a
 kernel, then any that nobody has claimed, and goes on when all are finished. So a run does not wait
 for a thread that the system does not let run, unless it holds a share. A thread that waits spins
-for a few microseconds, and then sleeps in the system until it is woken.
+for some tens of microseconds, and then sleeps in the system until it is woken.
 
 A team is memory: `TEAM_BYTES` for all workers, then `BOX_BYTES` for each (`Box`).
 """
@@ -184,7 +184,8 @@ define i32 @run(ptr %frame) noinline nounwind {{
 
 def shared(isa: Isa, system: Sleeping, slots: int) -> str:
     """`run` of a program that threads share, with so many *slots* an image; `worker(team, box)`,
-    which a thread executes until `dismiss(team, box)`; and for each slot: `claim(slot, own share,
+    which a thread executes until `dismiss(team, box)`; `pauses(turns)`, which takes as long as so
+    many turns of a waiting thread; and for each slot: `claim(slot, own share,
     shares)`, which returns a share or -1, `finish(frame, team, slot, shares)` after each share, and
     `complete(frame, team, slot, shares)`, which waits for all.
     """
@@ -236,6 +237,18 @@ rest:
 up:
   %after = atomicrmw sub ptr %asleep, i32 1 seq_cst
   br label %done
+done:
+  ret void
+}}
+define void @pauses(i64 %turns) noinline nounwind {{
+entry:
+  br label %again
+again:
+  %turn = phi i64 [0, %entry], [%next, %again]
+  {pause}
+  %next = add nuw nsw i64 %turn, 1
+  %more = icmp slt i64 %next, %turns
+  br i1 %more, label %again, label %done
 done:
   ret void
 }}

@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -27,8 +28,18 @@ from penstock.drivers.llvm.emit.team import (
 from penstock.ir import NDArray
 from penstock.threads import allowed_processors
 
-SPINS: Final = 300
-"""How often a waiting thread looks before it sleeps: some microseconds."""
+SPIN_NS: Final = 50_000
+"""Nanoseconds that a waiting thread spins before it sleeps. To wake a thread takes as long, where
+the processor is a virtual one.
+"""
+
+FEWEST_SPINS: Final = 300
+MOST_SPINS: Final = 30_000
+
+SAMPLE: Final = 500
+"""Turns by which the time of one is measured: a pause takes 40 cycles of one processor and 140 of
+another.
+"""
 
 SPINS_CROWDED: Final = 1
 """The same with more threads than processors: whoever spins then keeps another from working."""
@@ -41,6 +52,7 @@ PATIENCE: Final = 1.0
 ALIGNMENT: Final = 128
 
 _ENTRY: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_PAUSES: Final = ctypes.PYFUNCTYPE(None, ctypes.c_int64)
 
 
 class Loaded(Protocol):
@@ -67,7 +79,7 @@ class Workers:
         wait, wake = _functions()
         self._set(Team.WAIT, wait)
         self._set(Team.WAKE, wake)
-        self._set(Team.SPINS, SPINS)
+        self._set(Team.SPINS, _turns_within(SPIN_NS, code))
 
     def grow(self, count: int) -> None:
         """Starts threads until there are *count*."""
@@ -184,6 +196,17 @@ size: Final = _process.size
 def _serve(workers: Workers, number: int) -> None:
     # The argument keeps the team's memory and code as long as the thread uses them.
     workers.serve(number)
+
+
+def _turns_within(span_ns: int, code: Loaded) -> int:
+    """How often a waiting thread looks in *span_ns* nanoseconds, measured."""
+    pauses = _PAUSES(code.address("pauses"))
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter_ns()
+        pauses(SAMPLE)
+        times.append(time.perf_counter_ns() - begin)
+    return min(MOST_SPINS, max(FEWEST_SPINS, SAMPLE * span_ns // max(1, min(times))))
 
 
 def _functions() -> tuple[int, int]:
