@@ -15,7 +15,12 @@ from penstock.drivers.llvm.isa.record import Isa
 
 OPTIMISATION: Final = 2
 
-OPTIONS: Final = ("penstock", "-enable-misched=false", "-disable-lsr")
+OPTIONS: Final = (
+    "penstock",
+    "-enable-misched=false",
+    "-disable-lsr",
+    "-x86-machine-combiner=false",
+)
 """Kernels are written in the order in which they should run; LLVM's scheduler would spill. Their
 addresses are as they should be computed, too: to search for others takes a fifth of the time.
 """

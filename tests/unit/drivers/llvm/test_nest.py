@@ -211,6 +211,25 @@ def test_constants_that_come_again_are_loaded_once() -> None:
 
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("size", [3, 28, 36, 42, 88, 300])
+@pytest.mark.parametrize("before", [0, 2])
+def test_channels_outside_of_a_tensor_have_the_fill(isa: Isa, size: int, before: int) -> None:
+    for dtype in (DType.INT8, DType.FLOAT32):
+        scope = Scope(dtype, dtype)
+        body = scope.finish(scope.argument(0).apply("maximum", scope.argument(1)))
+        few = Access(0, (*along(0), Position(-before, ((1, 1),))), fill=3)
+        tensors = tuple(Tensor(dtype, (5, n)) for n in (max(1, size - 8), size, size))
+        reads = few, Access(1, along(0, 1))
+        kernel = Kernel("add", (5, size), reads, body, identity(dtype), Access(2, along(0, 1)),
+                        sums=dtype)  # fmt: skip
+        program = Program(tensors, {}, (kernel,), (0, 1), (2,), {})
+        inputs, runner = values_for(program), Runner(program, isa)
+        (got,), (wanted,) = runner(inputs), interpreter.run(program, inputs)
+        runner.close()
+        assert largest_difference(got, wanted) == 0
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("size", [5, 16, 70, 129])
 def test_elements_backwards_and_two_apart_agree_with_the_interpreter(isa: Isa, size: int) -> None:
     for dtype in (DType.FLOAT32, DType.UINT8):

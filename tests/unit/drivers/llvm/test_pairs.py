@@ -126,7 +126,11 @@ def test_other_functions_are_not_found() -> None:
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
 @pytest.mark.parametrize("operation", ["sum", "product"])
-def test_generated_code_is_right_for_all_pairs(isa: Isa, dtype: DType, operation: str) -> None:
+@pytest.mark.parametrize("columns", [256, 23])
+def test_generated_code_is_right_for_all_pairs(
+    isa: Isa, dtype: DType, operation: str, columns: int
+) -> None:
+    """Of whole vectors, and of the ends of rows that are none: 23 is 16, 4, and 3 single ones."""
     zeros = (3, 100, 7) if dtype is DType.UINT8 else (3, -100, 7)
     if operation == "sum":
         expression = sum_of(dtype, (0.0310937, 0.0478713, 0.0512391), zeros)
@@ -135,15 +139,17 @@ def test_generated_code_is_right_for_all_pairs(isa: Isa, dtype: DType, operation
     assert pairs.find(expression, isa.rounds_down)
     row, column = Position(0, ((0, 1),)), Position(0, ((1, 1),))
     kernel = Kernel(
-        operation, (256, 256), (Access(0, (row,)), Access(1, (column,))), expression,
+        operation, (256, columns), (Access(0, (row,)), Access(1, (column,))), expression,
         identity(dtype), Access(2, along(0, 1)), sums=dtype,
     )  # fmt: skip
-    vector = Tensor(dtype, (256,))
-    program = Program((vector, vector, Tensor(dtype, (256, 256))), {}, (kernel,), (0, 1), (2,), {})
-    runner = Runner(program, isa)
-    inputs = [every(dtype), every(dtype)]
-    np.testing.assert_array_equal(runner(inputs)[0], table_of(expression, dtype))
-    np.testing.assert_array_equal(runner(inputs)[0], interpreter.run(program, inputs)[0])
+    tensors = tuple(Tensor(dtype, shape) for shape in ((256,), (columns,), (256, columns)))
+    program = Program(tensors, {}, (kernel,), (0, 1), (2,), {})
+    runner, table = Runner(program, isa), table_of(expression, dtype)
+    for first in range(0, 256, columns):
+        second = np.roll(every(dtype), -first)[:columns]
+        inputs, wanted = [every(dtype), second], np.roll(table, -first, axis=1)[:, :columns]
+        np.testing.assert_array_equal(runner(inputs)[0], wanted)
+        np.testing.assert_array_equal(interpreter.run(program, inputs)[0], wanted)
     runner.close()
 
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 from penstock.compiler.program import Program
 from penstock.drivers.llvm.emit import epilogue
 from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, mask_of, vector
+from penstock.drivers.llvm.emit.loads import load_where
 from penstock.drivers.llvm.emit.parts import count_of, divided, in_last, span_of
 from penstock.drivers.llvm.emit.product import Product, Scaling
 from penstock.drivers.llvm.isa import Instructions, Isa
@@ -291,7 +292,7 @@ class _Code:
         count = layer.taps.shape[1] + self.rows - 1
         type_ = vector(layer.lanes, "i8")
         rows = [
-            f.masked_load(type_, f.at(data, r * self.shape.row_step + place), mask)
+            load_where(f, self.m.isa, type_, f.at(data, r * self.shape.row_step + place), mask)
             for r in range(count)
         ]
         return [rows[g : g + GROUP] for g in range(0, count, GROUP)]
@@ -318,28 +319,36 @@ class _Code:
         """Adds the products of one column of taps to the sums of vectors side by side, for one row
         of the result.
         """
-        layer, f, m, each = self.layer, self.f, self.m, self.each
-        height, groups = layer.taps.shape[1], layer.groups
-        size = groups * self.width * self.rows * each * m.weight_bytes
-        base = f.at("%w", f.mul(phase, size))
-        rest = f.at("%rest", f.mul(phase, len(layer.apart) * m.weight_bytes))
-        for group in range(groups):
-            taps = [0 <= group * GROUP + t - row < height for t in range(GROUP)]
-            if not any(taps):
-                continue
-            number = ((group * self.width + column) * self.rows + row) * each
+        f, m, each = self.f, self.m, self.each
+        for group in range(self.layer.groups):
             for q in range(each):
-                given = [m.weights(f, f.at(base, (number + q) * m.weight_bytes))]
-                if number + q in layer.apart:
-                    place = layer.apart[number + q] * m.weight_bytes
-                    given.append(m.weights(f, f.at(rest, place)))
+                weights = self._weights(row, column, group, q, phase)
                 for total, data in zip(sums, mixed, strict=True):
-                    x = m.spread(f, data[group * each + q])
-                    for w in given:
-                        total[q] = m.product(f, total[q], x, w)
-                    for surplus in self._surplus():
-                        more = m.repeated([surplus * tap for tap in taps])
-                        total[q] = m.product(f, total[q], x, more)
+                    if weights:
+                        x = m.spread(f, data[group * each + q])
+                        total[q] = self._multiplied(total[q], x, weights)
+
+    def _weights(self, row: int, column: int, group: int, q: int, phase: Index) -> list[list[Reg]]:
+        """What quarter *q* of the data of a group of taps is multiplied by for one row of the
+        result, each vector as products take it. Empty where the row has none of these taps.
+        """
+        layer, f, m, each = self.layer, self.f, self.m, self.each
+        taps = [0 <= group * GROUP + t - row < layer.taps.shape[1] for t in range(GROUP)]
+        if not any(taps):
+            return []
+        size = layer.groups * self.width * self.rows * each * m.weight_bytes
+        number = ((group * self.width + column) * self.rows + row) * each + q
+        base = f.at("%w", f.mul(phase, size))
+        made = [m.weights(f, f.at(base, number * m.weight_bytes))]
+        if number in layer.apart:
+            rest = f.at("%rest", f.mul(phase, len(layer.apart) * m.weight_bytes))
+            made.append(m.weights(f, f.at(rest, layer.apart[number] * m.weight_bytes)))
+        return made + [m.repeated([s * tap for tap in taps]) for s in self._surplus()]
+
+    def _multiplied(self, total: Reg, data: list[Reg], weights: list[list[Reg]]) -> Reg:
+        for w in weights:
+            total = self.m.product(self.f, total, data, w)
+        return total
 
     def _surplus(self) -> list[int]:
         """What is added to every weight, in numbers that fit those of products."""
@@ -348,10 +357,14 @@ class _Code:
             return [64, 64]
         return [surplus] if surplus else []
 
-    def _start(self, phase: Index) -> list[Reg]:
+    def _starts(self, phase: Index) -> list[Reg]:
+        return [self._start(phase, q) for q in range(self.each)]
+
+    def _start(self, phase: Index, q: int) -> Reg:
+        """What the sums of quarter *q* begin with."""
         f, m, size = self.f, self.m, self.m.isa.width
         bias = f.at("%bias", f.mul(phase, self.each * size))
-        return [f.load(m.words, f.at(bias, size * q), size) for q in range(self.each)]
+        return f.load(m.words, f.at(bias, size * q), size)
 
     def _vectors(
         self, columns: Sequence[list[Reg]], moved: int, outs: Sequence[str], phase: Index,
@@ -360,19 +373,46 @@ class _Code:
         """Vectors of bytes side by side, of each row of the result. Each has *moved* columns that
         the one before it does not have.
         """
+        if self.m.parts > 1:
+            for j, out in enumerate(outs):
+                self._quarters(columns[j * moved : j * moved + self.width], out, phase, mask)
+            return
         for row in range(self.rows):
-            start = self._start(phase)
+            start = self._starts(phase)
             sums = [list(start) for _ in outs]
             for column in range(self.width):
                 mixed = [columns[j * moved + column] for j in range(len(outs))]
                 self._summed(sums, row, column, mixed, phase)
             self._stored(sums, row, outs, phase, mask)
 
+    def _quarters(
+        self, columns: Sequence[list[Reg]], out: str, phase: Index, mask: Reg | None
+    ) -> None:
+        """One vector of bytes of each row of the result, a quarter of its sums after the other: all
+        rows multiply the same parts of the data, which takes instructions to make.
+        """
+        f, m, each = self.f, self.m, self.each
+        whole: list[list[Reg]] = [[] for _ in range(self.rows)]
+        for q in range(each):
+            sums = [self._start(phase, q)] * self.rows
+            for column, mixed in enumerate(columns):
+                for group in range(self.layer.groups):
+                    x = m.spread(f, mixed[group * each + q])
+                    for row in range(self.rows):
+                        weights = self._weights(row, column, group, q, phase)
+                        sums[row] = self._multiplied(sums[row], x, weights)
+            line = self._line_of(phase, q)
+            for row, total in enumerate(sums):
+                whole[row].append(self._scaled(total, phase, q, line))
+        for row, values in enumerate(whole):
+            to = f.at(out, row * self.shape.rows[2])
+            f.masked_store(self._packed(values), to, mask)
+
     def _apart(
         self, starts: Sequence[str], outs: Sequence[str], phase: Index, mask: Reg | None
     ) -> None:
         """As `_vectors`, where no two have a column of data in common."""
-        start = self._start(phase)
+        start = self._starts(phase)
         sums = [[list(start) for _ in outs] for _ in range(self.rows)]
         for column in range(self.width):
             mixed = [self._column(at, column, mask) for at in starts]
@@ -397,7 +437,7 @@ class _Code:
         loaded: dict[int, list[Reg]] = {}
         whole: list[list[Reg]] = [[] for _ in range(self.rows)]
         for j in range(TOGETHER):
-            sums = [self._start(phase) for _ in range(self.rows)]
+            sums = [self._starts(phase) for _ in range(self.rows)]
             for column in range(self.width):
                 place = j * spacing + column * step
                 if place not in loaded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.drivers.llvm.emit.assembler import (
     Function,
@@ -359,17 +359,45 @@ class Code(Results):
                     at = part + r * columns + j
                     made[at] = f.multiplied(x, w[j], made[at], dense.kernel.order)
             return made
-        packed = [m.weights(f, f.at(base, m.weight_bytes * j)) for j in range(columns)]
-        ones = m.repeated(taps or [1] * dense.unit)
-        for r in range(self.rows):
-            groups = self._groups(f.at(data, r * position + tap), left)
+
+        def weights_of(column: int) -> list[Reg]:
+            return m.weights(f, f.at(base, m.weight_bytes * column))
+
+        def groups_of(row: int) -> list[Reg]:
+            return self._groups(f.at(data, row * position + tap), left)
+
+        def multiply(row: int, column: int, groups: list[Reg], packed: list[Reg]) -> None:
+            at = part + row * columns + column
+            made[at] = m.product(f, made[at], groups, packed)
+
+        # Registers hold whichever there is less of, data or weights.
+        if self.rows < columns and m.parts > 1:
+            given = [groups_of(r) for r in range(self.rows)]
             for j in range(columns):
-                at = part + r * columns + j
-                made[at] = m.product(f, made[at], groups, packed[j])
-            if self.scale is not None and self.scale.surplus and not self.ahead:
-                at = tile * dense.parts + r
-                made[at] = m.product(f, made[at], groups, ones)
+                some = weights_of(j)
+                for r, groups in enumerate(given):
+                    multiply(r, j, groups, some)
+            self._summed(made, dict(enumerate(given)), taps)
+            return made
+        packed = [weights_of(j) for j in range(columns)]
+        for r in range(self.rows):
+            groups = groups_of(r)
+            for j in range(columns):
+                multiply(r, j, groups, packed[j])
+            self._summed(made, {r: groups}, taps)
         return made
+
+    def _summed(
+        self, made: list[Reg], rows: Mapping[int, list[Reg]], taps: list[int] | None
+    ) -> None:
+        """Adds the *taps* of some rows to the sums of their data, where weights have a surplus."""
+        dense, m = self.dense, self.m
+        if self.scale is None or not self.scale.surplus or self.ahead:
+            return
+        ones = m.repeated(taps or [1] * dense.unit)
+        for r, groups in rows.items():
+            at = self.rows * self.columns * dense.parts + r
+            made[at] = m.product(self.f, made[at], groups, ones)
 
     def _streamed(self, base: str, column: int) -> Reg:
         """A vector of weights where they lie."""

@@ -35,6 +35,12 @@ SHORT: Final = 8
 PAIR: Final = 16
 """How many steps more a pair of 8-bit values is than one: four vectors of 32 bits are computed."""
 
+LEAST_LANES: Final = 4
+"""Fewer elements are computed one by one at the end of a loop."""
+
+FEW_TURNS: Final = 6
+"""Turns that are written one by one where each has other elements outside of a tensor."""
+
 FEW: Final = 8
 """A contiguous loop of fewer elements is no loop for vectors if there is another one."""
 
@@ -249,7 +255,7 @@ class _Code:
             self._points(Span(lanes, self.vector, tail=size - done), 1)
             return
         # Masks cost much here: ever smaller vectors, and single elements.
-        while lanes > self.nest.machine.isa.lanes:
+        while lanes > LEAST_LANES:
             lanes //= 2
             done = self._whole(begin, done, size, lanes, 1)
         self._whole(begin, done, size, 1, 1)
@@ -265,11 +271,24 @@ class _Code:
             self.places.indexes[self.vector or 0] = index
             self._points(Span(lanes, self.vector), count)
 
-        if end - done == span:
-            body(f.add(begin, done))
-        elif end > done:
+        turns = (end - done) // span
+        if turns == 1 or (turns <= FEW_TURNS and self._looks_outside):
+            for number in range(turns):
+                body(f.add(begin, done + number * span))
+        elif turns:
             f.each(f.add(begin, done), f.add(begin, end), span, body)
         return end
+
+    @property
+    def _looks_outside(self) -> bool:
+        """Whether elements along the vectors may lie outside of a tensor: which do is known for
+        numbers, and costs much to compute.
+        """
+        return any(
+            axis.through is None and axis.step_of(self.vector)
+            for access in (*self.loops.reads, *self.loops.extras)
+            for axis in access.axes
+        )
 
     def _points(self, span: Span, count: int) -> None:
         """*count* spans of the outer loops side by side."""

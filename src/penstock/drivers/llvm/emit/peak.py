@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
-from penstock.drivers.llvm.emit.assembler import Function, Index, Reg
+from penstock.drivers.llvm.emit.assembler import Function, Index, Reg, vector
 from penstock.drivers.llvm.isa import Instructions, Isa
 
 Kind: TypeAlias = Literal["float32", "int32"]
@@ -35,6 +35,12 @@ def loop(kind: Kind, isa: Isa) -> tuple[Function, str]:
     data = [] if floats else m.broadcast(f, group)
 
     def body(_: Index, sums: list[Reg]) -> list[Reg]:
+        if m.isa.dot == "vpmaddwd" and not floats:
+            # A product and a sum: the product must be another one in each turn, or LLVM takes it
+            # out of the loop.
+            pairs = vector(2 * m.isa.lanes, "i16")
+            given = [f.value(f"bitcast {s} to {pairs}", pairs) for s in sums]
+            return [m.product(f, s, [g, g], weights) for s, g in zip(sums, given, strict=True)]
         if floats:
             name = f"llvm.fma.v{m.isa.lanes}f32"
             return [f.call(name, type_, first, first, s) for s in sums]

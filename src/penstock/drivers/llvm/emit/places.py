@@ -17,6 +17,7 @@ from penstock.drivers.llvm.emit.assembler import (
     vector,
 )
 from penstock.drivers.llvm.emit.flat import Axis, Flat, Turn
+from penstock.drivers.llvm.emit.loads import load_where
 from penstock.drivers.llvm.emit.writer import Writer
 from penstock.drivers.llvm.isa import Instructions
 from penstock.ir import DType
@@ -82,7 +83,14 @@ class Places:
                 position = function.add(position, function.mul(self.index(loop, span), factor))
             factor = axis.step_of(span.along)
             if axis.through is None:
-                inside = self._inside(position, axis.size, factor, lanes)
+                if isinstance(position, int) and factor:
+                    known = [0 <= position + i * factor < axis.size for i in range(lanes)]
+                    if all(known):
+                        continue
+                    bits = ", ".join(f"i1 {str(bit).lower()}" for bit in known)
+                    inside = Reg(f"<{bits}>" if lanes > 1 else bits[3:], vector(lanes, "i1"))
+                else:
+                    inside = self._inside(position, axis.size, factor, lanes)
                 mask = inside if mask is None else writer.op("and", DType.BOOL, mask, inside)
                 continue
             found = self._through(axis, position, factor, lanes, mask)
@@ -113,7 +121,8 @@ class Places:
         if offsets is None and step == 0 and mask is None:
             return function.splat(function.load(scalar, address), lanes)
         if offsets is None and step == 1:
-            return function.masked_load(vector(lanes, scalar), address, mask, fill)
+            type_ = vector(lanes, scalar)
+            return load_where(function, self.machine.isa, type_, address, mask, fill)
         if offsets is None and step == -1 and mask is None and access.fill is None:
             last = function.at(address, -(lanes - 1) * access.dtype.numpy.itemsize)
             return function.chosen(function.load(vector(lanes, scalar), last), range(lanes)[::-1])

@@ -33,10 +33,7 @@ class Writer(Scalars):
         """Value *number* of *expression*; *values* has those that are known, and gets others."""
         if number in values:
             return values[number]
-        vectors = self.lanes % self.machine.isa.lanes == 0
-        pair = (
-            pairs.found(expression, self.machine.isa.rounds_down).get(number) if vectors else None
-        )
+        pair = pairs.found(expression, self.machine.isa.rounds_down).get(number)
         if pair is not None:
             x, y = (self.value(expression, values, leaf) for leaf in (pair.x, pair.y))
             x_type, y_type, made = (expression.dtype_of(v) for v in (pair.x, pair.y, number))

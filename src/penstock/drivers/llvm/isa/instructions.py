@@ -44,8 +44,14 @@ class Instructions:
         [groups, columns, parts, lanes, taps of a part].
         """
         groups, columns, lanes, _ = weights.shape
-        shaped = weights.reshape(groups, columns, lanes, self.parts, GROUP // self.parts)
-        return np.ascontiguousarray(shaped.transpose(0, 1, 3, 2, 4), self.weight_type)
+        shaped = weights.reshape(groups, columns, lanes, GROUP // self.parts, self.parts)
+        return np.ascontiguousarray(shaped.transpose(0, 1, 4, 2, 3), self.weight_type)
+
+    def _taps(self, part: int) -> range:
+        """The taps of a group that are those of *part*. Of two parts, one has the even bytes and
+        the other the odd ones: an instruction each takes them out of a group.
+        """
+        return range(part, GROUP, self.parts)
 
     @property
     def weight_bytes(self) -> int:
@@ -68,17 +74,12 @@ class Instructions:
     def broadcast(self, f: Function, group: Reg) -> list[Reg]:
         """One group of taps, an i32, in every lane; a vector each part."""
         lanes = self.isa.lanes
-        if self.parts == 1:
-            wide = f.splat(group, lanes)
-            return [f.value(f"bitcast {wide} to {self.bytes}", self.bytes)]
-        four = f.value(f"bitcast {group} to <4 x i8>", "<4 x i8>")
-        extend = "sext" if self.isa.target.bytes == "signed" else "zext"
-        words = f.value(f"{extend} {four} to <4 x i16>", "<4 x i16>")
-        made = []
-        for part in range(self.parts):
-            taps = [part * (GROUP // self.parts) + t for t in range(GROUP // self.parts)]
-            made.append(f.chosen(words, taps * lanes))
-        return made
+        if self.parts > 1 and self.isa.architecture == "aarch64":
+            four = f.value(f"bitcast {group} to <4 x i8>", "<4 x i8>")
+            words = f.value(f"sext {four} to <4 x i16>", "<4 x i16>")
+            return [f.chosen(words, [*self._taps(part)] * lanes) for part in range(self.parts)]
+        wide = f.splat(group, lanes)
+        return self.spread(f, f.value(f"bitcast {wide} to {self.bytes}", self.bytes))
 
     def product(self, f: Function, total: Reg, data: list[Reg], weights: list[Reg]) -> Reg:
         """*total* plus the products of one group of taps."""
@@ -104,31 +105,37 @@ class Instructions:
 
     def repeated(self, taps: list[int]) -> list[Reg]:
         """The weights *taps*, of one group or several, side by side again and again."""
-        each, lanes = GROUP // self.parts, self.isa.lanes
+        lanes = self.isa.lanes
         scalar = "i8" if self.parts == 1 else "i16"
         made = []
         for part in range(self.parts):
             numbers = [
-                taps[(lane * GROUP + part * each + t) % len(taps)]
+                taps[(lane * GROUP + t) % len(taps)]
                 for lane in range(lanes)
-                for t in range(each)
+                for t in self._taps(part)
             ]
             text = ", ".join(f"{scalar} {n}" for n in numbers)
-            made.append(Reg(f"<{text}>", vector(each * lanes, scalar)))
+            made.append(Reg(f"<{text}>", vector(len(numbers), scalar)))
         return made
 
     def spread(self, f: Function, mixed: Reg) -> list[Reg]:
         """A vector of bytes, a group of taps in each lane, as data of a product."""
         if self.parts == 1:
             return [mixed]
-        lanes, each = self.isa.lanes, GROUP // self.parts
-        extend = "sext" if self.isa.target.bytes == "signed" else "zext"
+        lanes = self.isa.lanes
+        if self.isa.architecture == "x86_64":
+            type_ = vector(lanes * 2, "i16")
+            words = f.value(f"bitcast {mixed} to {type_}", type_)
+            low, byte = (splatted(str(n), "i16", lanes * 2).name for n in (0xFF, 8))
+            return [
+                f.value(f"and {words}, {low}", type_), f.value(f"lshr {words}, {byte}", type_)
+            ]  # fmt: skip
         made = []
         for part in range(self.parts):
-            places = [GROUP * lane + part * each + t for lane in range(lanes) for t in range(each)]
+            places = [GROUP * lane + t for lane in range(lanes) for t in self._taps(part)]
             some = f.chosen(mixed, places)
             type_ = vector(len(places), "i16")
-            made.append(f.value(f"{extend} {some} to {type_}", type_))
+            made.append(f.value(f"sext {some} to {type_}", type_))
         return made
 
     def interleaved(self, f: Function, rows: list[Reg]) -> list[Reg]:
@@ -163,10 +170,16 @@ class Instructions:
     def rounded(self, f: Function, value: Reg, a: Reg, c: Reg) -> Reg:
         """A * value + c, of floats, as whole numbers of 32 bits: rounded down, or to the nearest
         where the set does not round down (`penstock.drivers.llvm.proof`). Vectors may be longer
-        than those of the set.
+        or shorter than those of the set.
         """
         lanes = self.isa.lanes
         count = lanes_of(value.type)[0]
+        if count == 1:
+            wide = [f.splat(v, lanes) for v in (value, a, c)]
+            return f.value(f"extractelement {self.rounded(f, *wide)}, i32 0", "i32")
+        if count < lanes:
+            wide = [f.resized(v, lanes) for v in (value, a, c)]
+            return f.resized(self.rounded(f, *wide), count)
         if count > lanes:
             parts = [range(i, i + lanes) for i in range(0, count, lanes)]
             given = ([f.chosen(v, part) for v in (value, a, c)] for part in parts)

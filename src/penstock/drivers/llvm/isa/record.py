@@ -75,6 +75,11 @@ NARROW_FLOATS: Final[Tiles] = ((2, (4, 5, 3), 1.0), (1, (8, 6, 4, 10), 1.2))
 NARROW_BYTES: Final[Tiles] = ((4, (2, 1), 1.0), (2, (4, 3, 2), 1.0), (1, (6, 8, 4), 1.2))
 """Sixteen registers: tiles that fit them."""
 
+PAIR_BYTES: Final[Tiles] = (
+    (2, (4, 3, 2), 1.0), (4, (3, 2, 1), 1.02), (1, (6, 8, 4), 1.2)
+)  # fmt: skip
+"""The same where a group of taps is two products. Measured on a Zen 3 processor."""
+
 NEON_FLOATS: Final[Tiles] = ((4, (5, 4, 6), 1.0), (2, (8, 6, 10), 1.1), (1, (12, 8, 16), 1.3))
 NEON_BYTES: Final[Tiles] = ((4, (4, 5), 1.0), (2, (8, 6), 1.1), (1, (12, 8), 1.3))
 
@@ -89,7 +94,7 @@ RECORDS: Final[Mapping[str, Isa]] = {
         Isa("avx2-vnni", "x86_64", (*X86_V3, "avxvnni"), 32, 16, "vpdpbusd", False, False, 0,
             NARROW_FLOATS, NARROW_BYTES),
         Isa("avx2", "x86_64", X86_V3, 32, 16, "vpmaddwd", False, False, 0, NARROW_FLOATS,
-            NARROW_BYTES),
+            PAIR_BYTES),
         Isa("neon-dot", "aarch64", ("neon", "dotprod"), 16, 32, "sdot", False, False, 64,
             NEON_FLOATS, NEON_BYTES),
         Isa("neon", "aarch64", ("neon",), 16, 32, "smlal", False, False, 64, NEON_FLOATS,
