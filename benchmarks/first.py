@@ -32,7 +32,7 @@ ENGINES: Final = {"llvm": "llvm", "xnnpack": "xnnpack,reference"}
 FOREIGN: Final = f"compile with {DRIVERS} further drivers"
 LIMIT_MS: Final = 10.0
 XNNPACK_LIMIT_MS: Final = 35.0
-"""Milliseconds above LiteRT. A network on `xnnpack` is written and prepared again at each start."""
+"""Milliseconds above LiteRT. For a network on `xnnpack` LiteRT is loaded too, and packs weights."""
 FOREIGN_LIMIT_MS: Final = 3.0
 """Milliseconds above the same start without drivers of other distributions."""
 

@@ -35,9 +35,12 @@ import enum
 import errno
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from penstock.faults import Fault
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from penstock.faults import Fault
 
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """Error numbers for a process, or a system, without a free file descriptor."""
@@ -55,7 +58,7 @@ class PenstockError(Exception):
     """Base of every error that Penstock raises deliberately."""
 
 
-class Place(NamedTuple):
+class Place(Struct, frozen=True):
     """A place in a model, as far as known. `str` gives it as text.
 
     *operation* and *operand* are indexes in the model; *operator* and *tensor* are indexes in its
@@ -76,8 +79,8 @@ class Place(NamedTuple):
         words = [self.text] if self.text else []
         if self.subgraph is not None:
             words.append(f"subgraph {self.subgraph}")
-        numbers = zip(self._fields[1:5], self[1:5], strict=True)
-        words += [f"{kind} {number}" for kind, number in numbers if number is not None]
+        numbers = {k: getattr(self, k) for k in ("operation", "operator", "operand", "tensor")}
+        words += [f"{kind} {number}" for kind, number in numbers.items() if number is not None]
         label = f"{self.type} {self.name!r}" if self.type and self.name else self.type or self.name
         return ", ".join(words) + (f" ({label})" if label else "")
 
@@ -93,7 +96,7 @@ class ModelError(PenstockError, ValueError):
         self, message: str | Fault, *, where: Place | str | None = None, offset: int | None = None
     ) -> None:
         self.message, self.offset = str(message), offset
-        self.fault = message if isinstance(message, Fault) else None
+        self.fault = None if isinstance(message, str) else message
         self.where = Place(text=where) if isinstance(where, str) else where
         place = str(self.where or "")
         if offset is not None:
@@ -254,7 +257,7 @@ class RefusalCode(enum.Enum):
 _FORMS: Final = {RefusalCode.NO_ANSWER: "cannot be asked: {}"}
 
 
-class Refusal(NamedTuple):
+class Refusal(Struct, frozen=True, array_like=True):
     """Why a device does not run an operation. `str` gives the reason as text, including *detail*.
 
     *status* is the status of the driver's error, if the driver raised one instead of answering.

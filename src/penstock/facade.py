@@ -9,18 +9,22 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from _thread import allocate_lock
 from collections.abc import Callable, Mapping
-from threading import Lock
 from typing import Any, Final
 
 
 class Uncollected:
     """Pauses Python's cyclic garbage collection in its blocks, which may be nested, and in several
     threads at once.
+
+    At the end of the last block, what was made in it counts as old: the next collection of young
+    objects would otherwise visit all of it.
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        # The first import of `threading` is itself worth a pause.
+        self._lock = allocate_lock()
         self._holders = 0
         self._enabled = False
 
@@ -35,14 +39,22 @@ class Uncollected:
         with self._lock:
             self._holders = max(0, self._holders - 1)
             if not self._holders and self._enabled:
+                _make_old()
                 gc.enable()
 
     def forget(self) -> None:
         """Ends the pause in a forked child, which lacks the threads that hold it or its lock."""
-        self._lock = Lock()
+        self._lock = allocate_lock()
         if self._holders and self._enabled:
             gc.enable()
         self._holders = 0
+
+
+def _make_old() -> None:
+    """Moves every object to the oldest generation, unless the program has frozen some itself."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
 
 
 uncollected: Final = Uncollected()

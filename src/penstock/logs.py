@@ -13,7 +13,7 @@ import sys
 from typing import Final
 
 _KEPT: Final = "\t\n"
-_JSON_STRING: Final = re.compile(r"[^\x20-\x7e]+")
+_JSON_STRING: Final = r"[^\x20-\x7e]+"
 
 
 class Log:
@@ -67,9 +67,11 @@ def printable(text: str) -> str:
 
 def printable_json(encoded: str) -> str:
     """One line of JSON with unprintable characters as JSON escapes. The content is the same."""
-    return _JSON_STRING.sub(
-        lambda found: "".join(c if c.isprintable() else _json_escape(c) for c in found[0]), encoded
-    )
+
+    def escaped(found: re.Match[str]) -> str:
+        return "".join(c if c.isprintable() else _json_escape(c) for c in found[0])
+
+    return re.sub(_JSON_STRING, escaped, encoded)
 
 
 def _escape(character: str) -> str:

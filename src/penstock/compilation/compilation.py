@@ -18,12 +18,11 @@ from penstock.compilation import calls
 from penstock.compilation.prepared import (
     Compilation,
     CompileOptions,
-    PendingStep,
     PreparedStep,
     close_all,
 )
 from penstock.compilation.receipt import Receipt
-from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, fault_of
+from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder
 from penstock.errors import DriverError, MissedDeadline, NotYetWritten, Refusal, RefusalCode
 from penstock.logs import Log
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
@@ -226,6 +225,9 @@ def _begin(
     moved = replace(step, device=meanwhile.name, fallbacks=())
     with options.recorder.time("compile", f"step {step.index}", meanwhile.name):
         prepared = calls.call_driver(meanwhile, moved, config)
+    from penstock.compilation.cache_faults import fault_of
+    from penstock.compilation.pending import PendingStep
+
     fault = fault_of(NotYetWritten(f"{STILL_COMPILING} on {device.name}"))
     missed = CacheOutcome("miss", fault.words, code=fault.code)
     why = {"fallback_from": device.name, "error": STILL_COMPILING}

@@ -14,18 +14,17 @@ from penstock import errors, knobs
 from penstock.cache import ingredients
 from penstock.cache.lease import Lease
 from penstock.cache.store import LEASE_SHARE, OpenFiles, seconds_left
-from penstock.compilation.calls import call_driver, call_driver_from_cache, describe, report_of
-from penstock.compilation.entry import Caching, Entry, Obtained, compiled, hit, with_files
-from penstock.compilation.prepared import token_while_waiting
-from penstock.compilation.step_receipt import (
+from penstock.compilation.cache_faults import (
     TO_BE_WRITTEN,
     CacheCode,
     CacheFault,
-    CacheOutcome,
-    Recorder,
     fault_in,
     fault_of,
 )
+from penstock.compilation.calls import call_driver, call_driver_from_cache, describe, report_of
+from penstock.compilation.entry import Caching, Entry, Obtained, compiled, hit, with_files
+from penstock.compilation.pending import token_while_waiting
+from penstock.compilation.step_receipt import CacheOutcome, Recorder
 from penstock.hal import NO_TOKEN, CacheHandle, CacheReport, Device, PrepareConfig, ProgressEvent
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionStep
@@ -148,7 +147,7 @@ def _publish(
         lease.discard(files)
         fault = fault_in(report.reason or f"device {entry.device.name} wrote nothing")
         if fault.code is CacheCode.UNREADABLE:
-            fault = fault._replace(words=f"{report.reason} (in {entry.directory.path})")
+            fault = replace(fault, words=f"{report.reason} (in {entry.directory.path})")
         return fault
     until, cancel = entry.config.deadline_ns, entry.config.cancel
     record, is_late = entry.record(compile_ns), not written

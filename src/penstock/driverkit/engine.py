@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from penstock import errors, hal
 from penstock.distribution import current_origin, made_by
-from penstock.driverkit.request_arrays import HostBuffers
+from penstock.driverkit.host_buffers import HostBuffers
 from penstock.ir import Model
 from penstock.sealed import LoadedEntry, SaveReport, Seal
 
@@ -27,9 +27,9 @@ POLL_SECONDS: Final = 0.01
 """Interval, in seconds, at which a compile with limits checks its cancel token."""
 
 
-class EngineDevice(HostBuffers, hal.DeviceBase):
-    """A device of one engine. *reason* says why the engine cannot be used on this machine ("": it
-    can).
+class CompilingDevice(hal.DeviceBase):
+    """A device of one engine that saves what it compiles. *reason* says why the engine cannot be
+    used on this machine ("": it can).
 
     A subclass implements `examine`, `compile` and `version_of_artefacts`, everything that compiled
     models depend on. With a cache it also sets *files*, the numbers of cache files, and implements
@@ -50,8 +50,9 @@ class EngineDevice(HostBuffers, hal.DeviceBase):
         seal: Seal | None = None,
     ) -> None:
         own = type(self)
-        loads = own.load is not EngineDevice.load
-        overrides = own.prepare_model_from_cache is not EngineDevice.prepare_model_from_cache
+        loads = own.load is not CompilingDevice.load
+        default = CompilingDevice.prepare_model_from_cache
+        overrides = own.prepare_model_from_cache is not default
         if self.files != (0, 0) and not (loads or overrides):
             fault = f"{own.__name__}: files is {self.files}, but nothing loads them"
             remedy = "load(entry, config), or set files to (0, 0) for a device without a cache"
@@ -145,6 +146,10 @@ class EngineDevice(HostBuffers, hal.DeviceBase):
     def _refuse_unusable(self) -> None:
         if (reason := self.check()) is not None:
             raise errors.DeviceUnavailable(f"device {self.name}: {reason}")
+
+
+class EngineDevice(HostBuffers, CompilingDevice):
+    """A `CompilingDevice` whose buffers are host memory, for prepared models of `EngineModel`."""
 
 
 def report_of(

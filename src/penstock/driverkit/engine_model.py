@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from penstock import hal
 from penstock.driverkit.artefact import Ports, interface_of
-from penstock.driverkit.request_arrays import HostBuffers, bound_arrays, lent_arrays
+from penstock.driverkit.host_buffers import HostBuffers, lent_arrays
 from penstock.errors import DeadObject, DriverError, GeneralFailure
 from penstock.ir import Model, NDArray
 from penstock.logs import Log
@@ -159,6 +159,8 @@ class EngineModel(hal.PreparedModelBase, Generic[E]):
         if given is not None and wanted is not None:
             self._run(measured or executable, given, wanted, config)
         else:
+            from penstock.driverkit.request_arrays import bound_arrays
+
             with ExitStack() as held:
                 claim = held.enter_context(self.device.claimed(self, request))
                 inputs, outputs = held.enter_context(bound_arrays(request, self.model.entry, claim))

@@ -18,22 +18,20 @@ caller's memory from `bound_arrays`.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock import hal
 from penstock.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
-from penstock.ir import DType, Model, NDArray, Operand, Subgraph
+from penstock.ir import DType, NDArray, Operand, Subgraph
 from penstock.ir.subgraph import unpack_strings
 from penstock.ir.types import is_static, static_shape
 
 if TYPE_CHECKING:
-    from penstock.hal import Buffer, BufferDesc, BufferRole
-    from penstock.memory.domain import Claim, MemoryDomain
+    from penstock.memory.domain import Claim
 
 
 @contextmanager
@@ -46,16 +44,6 @@ def mapped_pools(request: hal.Request) -> Iterator[list[NDArray]]:
 
     with ExitStack() as stack:
         yield [stack.enter_context(map_memory(pool)).array for pool in request.pools]
-
-
-def lent_arrays(arguments: Sequence[hal.RequestArgument]) -> list[NDArray] | None:
-    """The fast path: the arrays that the caller passed; None if any argument is not an array."""
-    arrays = []
-    for argument in arguments:
-        if type(argument) is not hal.HostMemory:
-            return None
-        arrays.append(argument.array)
-    return arrays
 
 
 def input_arrays(
@@ -153,36 +141,6 @@ def bound_arrays(
         for at in managed:
             if claim is not None and (written := outputs[at]) is not None:
                 claim.put(at, written, written.shape)
-
-
-class HostBuffers:
-    """A mixin for devices whose buffers are aligned host memory of known size.
-
-    The attribute `device` of a prepared model is its device.
-    """
-
-    domain: MemoryDomain | None = None
-    _domain_lock = threading.Lock()
-
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-        """As `Device.allocate`."""
-        from penstock.memory.domain import MemoryDomain
-
-        with self._domain_lock:
-            if self.domain is None:
-                self.domain = MemoryDomain(self._interface_of, dynamic=False)
-        return self.domain.allocate(desc, roles)
-
-    def claimed(
-        self, prepared: hal.PreparedModelBase, request: hal.Request
-    ) -> AbstractContextManager[Claim | None]:
-        """The buffers that *request* names, as a context manager; None if the device has none."""
-        return nullcontext() if self.domain is None else self.domain.claim(prepared, request)
-
-    def _interface_of(self, prepared: object) -> Model | None:
-        is_own = getattr(prepared, "device", None) is self
-        model: Model | None = getattr(prepared, "model", None) if is_own else None
-        return model
 
 
 def unknown_memory(argument: hal.RequestArgument) -> InvalidArgument:

@@ -36,7 +36,8 @@ class Recovery:
 
     def __init__(self, step: ExecutionStep, alternatives: Alternatives) -> None:
         self._step, self._ports = step, ports_of(step)
-        self._devices, self._config, self._allowed, _ = alternatives
+        self._devices, self._config = alternatives.devices, alternatives.config
+        self._allowed = alternatives.allowed
         self._plan: ExecutionPlan | None = alternatives.plan
         self._found: tuple[tuple[Device, ExecutionStep], ...] | None = None
         self._prepared: dict[str, PreparedStep] = {}

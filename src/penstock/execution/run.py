@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import monotonic_ns, perf_counter_ns
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -20,7 +20,6 @@ from penstock.compilation.step_receipt import (
     KernelReceipt,
     Span,
     StepReceipt,
-    fault_in,
 )
 from penstock.errors import DriverError, InputError, InvalidArgument, MissedDeadlineTransient
 from penstock.execution.arena import NO_PLACES, Places
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan
 
 
-class Alternatives(NamedTuple):
+class Alternatives(Struct, frozen=True):
     """The *devices* of fallbacks, prepared with *config*, if *allowed*; failures go with *plan*."""
 
     devices: Mapping[str, Device]
@@ -258,6 +257,10 @@ def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
     if compiled.not_saved and not compiled.is_to_be_written:
         return compiled
     report = report_of(prepared.prepared)
+    if not (compiled.not_saved or report.later or report.save == "failed"):
+        return compiled
+    from penstock.compilation.cache_faults import fault_in
+
     unsaved = fault_in(report.reason, later=report.later)
     now = replace(compiled, not_saved=unsaved.words, not_saved_code=unsaved.code)
     if report.later:

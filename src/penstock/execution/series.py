@@ -37,7 +37,7 @@ class Series(Variant):
         self._origin, self._hold = origin, hold
         self._held: list[BurstAdapter] = []
         self._spare: Arena | None = None
-        super().__init__(origin.compilation, *origin.alternatives[:3])
+        super().__init__(origin.compilation, *origin.made_with)
         self._own = self._outputs_of_its_own()
         self._owners = frozenset(
             id(own if own.base is None else own.base) for own in self._own if own is not None

@@ -302,12 +302,20 @@ class Variant:
 
         return bound_operands(self.inputs, inputs, self.outputs, out, self._not_computed)
 
+    @property
+    def made_with(self) -> tuple[Mapping[str, Device], PrepareConfig, bool]:
+        """The arguments of the constructor after the compilation, for variants that belong to this
+        one.
+        """
+        one = self.alternatives
+        return one.devices, one.config, one.allowed
+
     def step_of(self, prepared: PreparedStep) -> Step | ControlStep:
         """The executable step of *prepared*."""
         if prepared.branches:
             from penstock.execution.control import ControlStep
 
-            made = self.alternatives[:3]
+            made = self.made_with
             is_loop = prepared.step.control is not None and prepared.step.control.kind == "WHILE"
             branches = [Variant(b, *made, lends=is_loop) for b in prepared.branches]
             return ControlStep(prepared, branches, self.alternatives)

@@ -31,7 +31,7 @@ MAX_DATA: Final = 1 << 20
 MAX_ELEMENT: Final = (1 << 32) - 1
 """Greatest size, in bytes, of one element of an extension's type."""
 
-_NAME: Final = re.compile(r"[a-z0-9_]+(?:\.[a-z0-9_]+)+")
+_NAME: Final = r"[a-z0-9_]+(?:\.[a-z0-9_]+)+"
 
 
 class ExtensionType(Struct, frozen=True):
@@ -70,7 +70,7 @@ def name_fault(name: object) -> str:
         return f"the name of an extension is text, not {type(name).__name__}"
     if len(name) > MAX_NAME:
         return f"the name of an extension has {len(name)} characters; {MAX_NAME} are possible"
-    if _NAME.fullmatch(name) is None:
+    if re.fullmatch(_NAME, name) is None:
         return (
             f"{name!r} is no extension's name: a reversed domain name in lower-case letters, "
             "digits, underscores and dots "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Sequence
-from copy import copy
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -273,7 +272,7 @@ def restored_quantization(
 ) -> Quantization:
     """The quantisation that had these values. Nothing is checked."""
     # A copy of a struct is made without a call of its `__post_init__`.
-    made = copy(_PER_TENSOR)
+    made: Quantization = _PER_TENSOR.__copy__()  # type: ignore[attr-defined]  # structs have it
     force_setattr(made, "scales", scales)
     force_setattr(made, "zero_points", zero_points)
     force_setattr(made, "dimension", dimension)

@@ -27,7 +27,7 @@ from penstock import errors, knobs, loaders
 from penstock.cache.ingredients import cpu_features
 from penstock.cache.naming import CALIBRATIONS, LEARNED, VERDICTS
 from penstock.cache.plans import PLAN_SCHEMA, KeptPlan, KeptPlans, no_plan, plan_key
-from penstock.compilation.step_receipt import CacheOutcome, fault_of
+from penstock.compilation.step_receipt import CacheOutcome
 from penstock.distribution import DISTRIBUTION
 from penstock.hal import Device
 from penstock.interrupts import polled
@@ -130,6 +130,8 @@ def kept_for(
     except (TypeError, ValueError) as error:  # a driver declares anything
         return None, None, CacheOutcome("off", f"a device cannot be compared: {error}")
     except errors.CacheError as error:
+        from penstock.compilation.cache_faults import fault_of
+
         fault = fault_of(error)
         log.info("no kept plan is used: %s", fault.words)
         return case, None, CacheOutcome("miss", fault.words, code=fault.code)

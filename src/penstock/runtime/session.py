@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -61,7 +61,7 @@ class Kept(Struct, frozen=True):
 NOTHING_KEPT: Final = Kept()
 
 
-class Planned(NamedTuple):
+class Planned(Struct, frozen=True):
     """A plan with its devices. *occasion* is None for a restored plan. *is_measured* says that its
     placement was measured just now.
     """
@@ -185,7 +185,8 @@ class Session:
             made = self._planned(shapes, config, recorder)
         else:
             made = self._restored(restored, until)
-        plan, devices, isolated, occasion, is_measured = made
+        plan, devices, isolated = made.plan, made.devices, made.isolated
+        occasion, is_measured = made.occasion, made.is_measured
         left: list[str] = []
         if planning.may_be_long(plan, config):
             from penstock.runtime.apart import demanding, set_apart

@@ -22,7 +22,16 @@ from penstock.sealed.files import (
     require_regular,
     unreadable,
 )
-from penstock.sealed.header import FORMAT, HEADER_BYTES, MAGIC, Header, Kind, file_digest, is_sealed
+from penstock.sealed.header import (
+    FORMAT,
+    HEADER_BYTES,
+    MAGIC,
+    Header,
+    Kind,
+    file_digest,
+    is_sealed,
+    word_of,
+)
 from penstock.sealed.keys import KeyStore
 from penstock.sealed.payload import private_copy, shared
 from penstock.sealed.registry import FileRecord, Owner, Registry, Row
@@ -127,12 +136,12 @@ class CacheFile(Struct, frozen=True):
     """One open cache file and its place in the entry."""
 
     fd: int
-    kind: Kind
+    kind: int
     number: int
 
     @property
     def place(self) -> str:
-        return f"{self.kind.word} file {self.number}"
+        return f"{word_of(self.kind)} file {self.number}"
 
 
 class CacheConfig(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import hmac
 import struct
@@ -20,15 +19,16 @@ _SEAL_DOMAIN: Final = b"penstock file seal\x00"
 _DIGEST_DOMAIN: Final = b"penstock file digest\x00"
 
 
-class Kind(enum.IntEnum):
+class Kind:
     """Content of a cache file: a compiled program, or constants (NNAPI section 2.1)."""
 
-    MODEL = 1
-    DATA = 2
+    MODEL: Final = 1
+    DATA: Final = 2
 
-    @property
-    def word(self) -> str:
-        return self.name.lower()
+
+def word_of(kind: int) -> str:
+    """The word for a `Kind` in messages."""
+    return {Kind.MODEL: "model", Kind.DATA: "data"}.get(kind, f"kind {kind}")
 
 
 class Header(Struct, frozen=True):
@@ -75,8 +75,7 @@ class Header(Struct, frozen=True):
     @property
     def place(self) -> str:
         """The file's position according to its header: "model file 0"."""
-        word = Kind(self.kind).word if self.kind in set(Kind) else f"kind {self.kind}"
-        return f"{word} file {self.number}"
+        return f"{word_of(self.kind)} file {self.number}"
 
 
 def is_sealed(content: bytes, key: bytes) -> bool:

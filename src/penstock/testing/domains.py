@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from penstock import hal
-from penstock.driverkit.request_arrays import HostBuffers
+from penstock.driverkit.host_buffers import HostBuffers
 from penstock.errors import GeneralFailure, OutputInsufficientSize
 from penstock.ir import DataLocation, Model, NDArray
 from penstock.ir.types import static_shape

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from penstock.cli import output
 from penstock.compilation import CacheOutcome, Failure, Receipt, StepReceipt
-from penstock.compilation.step_receipt import CacheCode
+from penstock.compilation.cache_faults import CacheCode
 from penstock.hal import ProgressEvent
 
 HIT = CacheOutcome("hit")

@@ -17,7 +17,7 @@ from penstock.cli.application import app
 from penstock.cli.cache.compiles import Warmed, most_frequent, outcome
 from penstock.cli.options import assumed_shapes, in_words
 from penstock.compilation import CacheOutcome, StepReceipt
-from penstock.compilation.step_receipt import TO_BE_WRITTEN
+from penstock.compilation.cache_faults import TO_BE_WRITTEN
 from penstock.errors import UnknownSignature
 from penstock.export import tflite
 from penstock.ir import DType, Model, ModelBuilder, Signature

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.compilation import step_receipt
+from penstock.compilation import CacheOutcome, cache_faults
 from penstock.compilation.filling import named
 from penstock.errors import CacheError, GeneralFailure, NoEntry, ReadOnly
 
@@ -20,8 +20,8 @@ def kinds() -> list[type[CacheError]]:
 
 
 def test_each_error_of_the_cache_has_one_code() -> None:
-    codes = {step_receipt.fault_of(kind("no")).code for kind in kinds()}
-    assert codes == set(step_receipt.CacheCode) - {step_receipt.CacheCode.DRIVER}
+    codes = {cache_faults.fault_of(kind("no")).code for kind in kinds()}
+    assert codes == set(cache_faults.CacheCode) - {cache_faults.CacheCode.DRIVER}
     assert len(codes) == len(kinds())
 
 
@@ -30,30 +30,30 @@ class Own(NoEntry):
 
 
 def test_a_subclass_has_the_code_of_its_base() -> None:
-    assert step_receipt.fault_of(Own("no")).code is step_receipt.CacheCode.NO_ENTRY
+    assert cache_faults.fault_of(Own("no")).code is cache_faults.CacheCode.NO_ENTRY
 
 
 @pytest.mark.parametrize("kind", kinds())
 def test_a_driver_that_passes_an_error_on_keeps_its_code(kind: type[CacheError]) -> None:
     error = kind("altered")
-    assert named(GeneralFailure(str(error))) == step_receipt.fault_of(error) == named(error)
+    assert named(GeneralFailure(str(error))) == cache_faults.fault_of(error) == named(error)
 
 
 @pytest.mark.parametrize("words", ["no room", "SealBroken", "DriverError: x", "a SealBroken: x"])
 def test_other_words_of_a_driver_have_its_own_code(words: str) -> None:
-    assert step_receipt.fault_in(words) == step_receipt.CacheFault(None, words)
-    assert named(GeneralFailure(words)) == (
-        step_receipt.CacheCode.DRIVER,
+    assert cache_faults.fault_in(words) == cache_faults.CacheFault(None, words)
+    assert named(GeneralFailure(words)) == cache_faults.CacheFault(
+        cache_faults.CacheCode.DRIVER,
         f"GeneralFailure: {words}",
     )
 
 
 def test_only_a_driver_that_writes_later_has_not_yet_written() -> None:
-    words = step_receipt.TO_BE_WRITTEN.words
-    assert step_receipt.fault_in(words, later=True) == step_receipt.TO_BE_WRITTEN
-    assert step_receipt.fault_in(words) == step_receipt.CacheFault(None, words)
-    assert not step_receipt.CacheOutcome("miss", not_saved=words).is_to_be_written
+    words = cache_faults.TO_BE_WRITTEN.words
+    assert cache_faults.fault_in(words, later=True) == cache_faults.TO_BE_WRITTEN
+    assert cache_faults.fault_in(words) == cache_faults.CacheFault(None, words)
+    assert not CacheOutcome("miss", not_saved=words).is_to_be_written
 
 
 def test_the_words_of_an_error_keep_its_name() -> None:
-    assert step_receipt.fault_of(ReadOnly("the disk")).words == "ReadOnly: the disk"
+    assert cache_faults.fault_of(ReadOnly("the disk")).words == "ReadOnly: the disk"

@@ -11,7 +11,7 @@ import numpy as np
 from penstock import errors, hal
 from penstock.driverkit import KernelDevice, PreparedKernels, Site, kernel
 from penstock.driverkit.engine import report_of
-from penstock.driverkit.request_arrays import HostBuffers
+from penstock.driverkit.host_buffers import HostBuffers
 from penstock.drivers.sample.program import decode, encode
 from penstock.ir import Model, NDArray
 from penstock.sealed import Seal

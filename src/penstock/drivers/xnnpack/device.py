@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -11,7 +11,8 @@ import msgspec
 from penstock import hal
 from penstock.distribution import install_command
 from penstock.driverkit import installation as kit
-from penstock.errors import DeviceUnavailable
+from penstock.driverkit.engine import CompilingDevice
+from penstock.sealed import LoadedEntry, Seal
 
 if TYPE_CHECKING:
     from penstock.drivers.xnnpack.engine import Kernels
@@ -64,59 +65,66 @@ def find_installation() -> Installation:
     return Installation(version)
 
 
-class XnnpackDevice(hal.DeviceBase):
-    """The processor, through XNNPACK and the kernels of LiteRT's *installation* (None: found)."""
+class XnnpackDevice(CompilingDevice):
+    """The processor, through XNNPACK and the kernels of LiteRT's *installation* (None: found).
+    *seal* seals the cache files.
+    """
 
     name = "xnnpack"
-    type = hal.DeviceType.CPU
+    files = (1, 0)
+    """A model file of the TFLite file that LiteRT reads."""
+
     claims = hal.Capabilities(
         performance=PERFORMANCE,
         default_performance=OTHER,
         if_performance=BRANCH,
         while_performance=BRANCH,
         dispatch_ns=DISPATCH_NS,
+        any_threads=True,
         families=("xnnpack", "litert"),
     )
 
     kernels: tuple[Kernels, ...] = ("xnnpack", "builtin")
     """The kernel sets that the device chooses from."""
 
-    def __init__(self, installation: Installation | None = None) -> None:
-        self._given = installation
+    def __init__(
+        self, installation: Installation | None = None, *, seal: Seal | None = None
+    ) -> None:
+        found = installation or find_installation()
+        claims = kit.derived_with(self.claims, "LiteRT", DERIVED_WITH, found.version)
+        super().__init__(self.name, hal.DeviceType.CPU, claims, reason=found.reason, seal=seal)
+        self._installation = found
 
-    @cached_property
-    def _installation(self) -> Installation:
-        return self._given or find_installation()
-
-    @cached_property
-    def capabilities(self) -> hal.Capabilities:  # type: ignore[override]  # read later
-        """`claims`, with the release of LiteRT that they were measured with."""
-        return kit.derived_with(self.claims, "LiteRT", DERIVED_WITH, self._installation.version)
-
-    @cached_property
-    def version(self) -> str:
+    def version_of_artefacts(self) -> str:
         """Versions of driver and engine, and the processor."""
         return self._installation.describe()
 
-    def check(self) -> str | None:
+    def unusable(self) -> str | None:
         from penstock.drivers.xnnpack.engine import unusable
 
-        return self._installation.reason or unusable()
+        return unusable()
 
-    def supported_operations(self, model: Model) -> Sequence[hal.Support]:
+    def examine(self, model: Model) -> Sequence[hal.Support]:
         from penstock.drivers.xnnpack.support import examine
 
-        return hal.refuse_unmapped(
-            model, examine(model, self.kernels), self.capabilities.memory_kinds
-        )
+        return examine(model, self.kernels)
 
     def prepare_model(self, model: Model, config: hal.PrepareConfig) -> XnnpackPreparedModel:
         hal.validate_prepare(model, config, self.capabilities.memory_kinds)
-        if (reason := self.check()) is not None:
-            raise DeviceUnavailable(f"device {self.name}: {reason}")
-        from penstock.drivers.xnnpack.prepared import prepare
+        self._refuse_unusable()
+        # A refusal has the name of its operation here, so that support is not examined twice.
+        return self.compile(model, config)
 
-        return prepare(model, config, self.kernels)
+    def compile(self, model: Model, config: hal.PrepareConfig) -> XnnpackPreparedModel:
+        from penstock.drivers.xnnpack.preparing import prepare
+
+        self.count(compiles=1)
+        return prepare(self, model, config)
+
+    def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> XnnpackPreparedModel:
+        from penstock.drivers.xnnpack.artefact import load
+
+        return load(self, entry, config)
 
 
 class BuiltinDevice(XnnpackDevice):
@@ -126,6 +134,7 @@ class BuiltinDevice(XnnpackDevice):
     claims = hal.Capabilities(
         default_performance=BUILTIN,
         dispatch_ns=DISPATCH_NS,
+        any_threads=True,
         families=("litert",),
         only_when_named=True,
     )

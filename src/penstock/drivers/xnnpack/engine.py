@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 import threading
+from binascii import a2b_base64
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from typing import Any, Final, Literal, TypeAlias
@@ -30,6 +31,16 @@ LOADING: Final = (
     "in the child; start processes by spawn, or fork after the first compile"
 )
 
+
+SMALLEST_FILE: Final = (
+    "HAAAAFRGTDMUACAAHAAYABQAEAAMAAAACAAEABQAAAAcAAAAHAAAABwAAAAkAAAAMAAAACwBAAADAAAAAAAAAAAA"
+    "AAABAAAABAAAAOT+//8IAAAAUGVuc3RvY2sAAAAAAQAAABQAAAAAAA4AGAAUABAADAAIAAQADgAAABQAAAAcAAAA"
+    "XAAAAGAAAABkAAAABAAAAG1haW4AAAAAAQAAABQAAAAAAA4AFAAAABAADAALAAQADgAAABAAAAAAAAALDAAAABAA"
+    "AABg////AQAAAAEAAAACAAAAAAAAAAAAAAABAAAAAQAAAAEAAAAAAAAAAgAAAEwAAAAcAAAAAAAWAAwACAAAAAAA"
+    "AAAAAAAAAAAAAAcAFgAAAAAAAAEEAAAAAQAAAAEAAAAAABYAEAAMAAAAAAAIAAAAAAAAAAAABwAWAAAAAAAAAQgA"
+    "AAAMAAAAAQAAAHgAAAABAAAAAQAAAAEAAAAIAAAABAAEAAQAAAA="
+)
+"""A file with one ADD, which XNNPACK computes, as `penstock.export.tflite` writes it, in base64."""
 
 forked_away: Final = LeftInChildren()
 """Objects with an interpreter, which a forked child must not free."""
@@ -121,14 +132,6 @@ def _create_silently(litert: Any) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 2)
         os.close(null)
-        litert.Interpreter(model_content=_smallest_file(), num_threads=1).allocate_tensors()
-
-
-def _smallest_file() -> bytes:
-    """A file with one operation that XNNPACK supports."""
-    from penstock.export.tflite import write
-    from penstock.ir import DType, ModelBuilder
-
-    builder = ModelBuilder()
-    x = builder.input(DType.FLOAT32, (1,), "x")
-    return write(builder.build(builder.operation("ADD", [x, x], [(DType.FLOAT32, (1,))])))
+        litert.Interpreter(
+            model_content=a2b_base64(SMALLEST_FILE), num_threads=1
+        ).allocate_tensors()

@@ -1,4 +1,4 @@
-"""LiteRT interpreters of one segment. Each is used by one run at a time."""
+"""LiteRT interpreters of one file. Each is used by one run at a time."""
 
 # ruff: noqa: SLF001  # the interpreter's own views and its invoke without a check of each reference
 # to them
@@ -7,22 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from penstock.drivers.xnnpack.engine import forked_away, last_line, make_interpreter
-from penstock.drivers.xnnpack.segments import Segment
+from penstock.drivers.xnnpack.part import Part
 from penstock.drivers.xnnpack.state_copies import ALIGNMENT, AdjacentTensors
 from penstock.errors import GeneralFailure, ResourceExhaustedTransient
 from penstock.ir import NDArray
 
+DEFAULT_THREADS: Final = 1
+"""LiteRT's own default."""
+
 
 class File(msgspec.Struct, frozen=True):
-    """A segment's file, *content*, for *threads* of LiteRT. *static*: its tensors never move."""
+    """The file of *part*, *content*, for *threads* of LiteRT. *static*: its tensors never move."""
 
-    segment: Segment
+    part: Part
     content: bytes
     threads: int
     static: bool
@@ -36,18 +39,18 @@ class Runner:
     """An interpreter whose tensors may move: each is looked up when it is written or read."""
 
     inputs: Sequence[NDArray] = ()
-    """Views of the tensors of `Segment.all_inputs`; empty if tensors may move."""
+    """Views of the tensors of `Part.all_inputs`; empty if tensors may move."""
     outputs: Sequence[NDArray] = ()
-    """Views of the tensors of `Segment.all_outputs`; empty if tensors may move."""
+    """Views of the tensors of `Part.all_outputs`; empty if tensors may move."""
     state_tensors: tuple[AdjacentTensors, AdjacentTensors] | None = None
     """The tensors of a state among `inputs` and `outputs`; set by `StateCopies`."""
     invoke: Callable[[], object]
     """Runs LiteRT's interpreter."""
 
     def __init__(self, file: File) -> None:
-        segment = file.segment
-        self.segment = segment
-        interpreter = make_interpreter(file.content, segment.kernels, file.threads)
+        part = file.part
+        self.part = part
+        interpreter = make_interpreter(file.content, part.kernels, file.threads)
         # LiteRT reads the file's bytes as long as the interpreter lives.
         self._content = file.content
         # LiteRT's own object: `Interpreter` refuses calls while a view of a tensor exists.
@@ -57,20 +60,20 @@ class Runner:
         self._inputs = [int(i) for i in self._wrapper.InputIndices()]
         self._outputs = [int(i) for i in self._wrapper.OutputIndices()]
         self._shapes: list[tuple[int, ...]] | None = None
-        named = _tensors_by_name(self._wrapper, {s.name for s in segment.states})
-        self._states = [named[s.name] for s in segment.states]
+        named = _tensors_by_name(self._wrapper, {s.name for s in part.states})
+        self._states = [named[s.name] for s in part.states]
 
     def run(self, values: Mapping[int, NDArray]) -> dict[int, NDArray]:
         """The outputs and new states by operand index, as views for use until the next run."""
-        segment = self.segment
+        part = self.part
         try:
-            self._resize([values[i].shape for i in segment.inputs])
+            self._resize([values[i].shape for i in part.inputs])
             tensors = (*self._inputs, *self._states)
-            for tensor, index in zip(tensors, segment.all_inputs, strict=True):
+            for tensor, index in zip(tensors, part.all_inputs, strict=True):
                 self._write(tensor, values[index])
             self.invoke()
             tensors = (*self._outputs, *self._states)
-            pairs = zip(segment.all_outputs, tensors, strict=True)
+            pairs = zip(part.all_outputs, tensors, strict=True)
             found = {index: self._read(tensor) for index, tensor in pairs}
         except MemoryError as error:
             raise ResourceExhaustedTransient("LiteRT found no memory for its tensors") from error
@@ -126,9 +129,9 @@ class StaticRunner(Runner):
             fetched = [(t, scalars[t]) for t in (*self._outputs, *self._states) if t in scalars]
             # A bound method would make a reference cycle, which only the garbage collector frees.
             self.invoke = partial(_invoke_with_scalars, wrapper, put, fetched)
-        self._all_inputs = self.segment.all_inputs
+        self._all_inputs = self.part.all_inputs
         self._found: dict[int, NDArray] = dict(
-            zip(self.segment.all_outputs, self.outputs, strict=True)
+            zip(self.part.all_outputs, self.outputs, strict=True)
         )
 
     def run(self, values: Mapping[int, NDArray]) -> dict[int, NDArray]:

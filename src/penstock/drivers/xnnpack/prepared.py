@@ -1,4 +1,4 @@
-"""Preparing a model as TFLite files, and running the interpreters that execute them."""
+"""Runs of a prepared model: of the interpreters of its files."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from penstock import errors, hal
 from penstock.driverkit import request_arrays
-from penstock.driverkit.request_arrays import lent_arrays, unknown_memory
-from penstock.driverkit.unrolling import flattened
+from penstock.driverkit.host_buffers import lent_arrays
+from penstock.driverkit.request_arrays import unknown_memory
 from penstock.drivers.xnnpack import engine
-from penstock.drivers.xnnpack.engine import Kernels, last_line
 from penstock.drivers.xnnpack.interpreter import File, Runner, execution_failure
-from penstock.drivers.xnnpack.segments import Segment, make_segments
-from penstock.drivers.xnnpack.state_copies import state_copies
-from penstock.drivers.xnnpack.static_shapes import fold_shapes, has_static_shapes
-from penstock.drivers.xnnpack.support import DETECTION, classify
-from penstock.export.tflite.writer import write
+from penstock.drivers.xnnpack.part import DETECTION
+from penstock.drivers.xnnpack.state_copies import StateCopies
 from penstock.ir import Model, NDArray
 
 FORKED: Final = (
@@ -32,61 +26,22 @@ MOST_KEPT: Final = 16
 NAMES: Final = {"xnnpack": "XNNPACK", "builtin": "LiteRT's built-in kernels"}
 """The names of the kernel sets in the timings of a measured run."""
 
-DEFAULT_THREADS: Final = 1
-"""LiteRT's own default."""
-
-
-def prepare(
-    model: Model, config: hal.PrepareConfig, kernels: Sequence[Kernels]
-) -> XnnpackPreparedModel:
-    """Writes each segment of *model* as a file for one of *kernels*, and opens an interpreter of
-    it. Raises `GeneralFailure` with the operation's name, or with LiteRT's message.
-    """
-    _check(config)
-    shaped = fold_shapes(flattened(model))
-    segments = make_segments(shaped.model, classify(shaped.model, kernels), config.accuracy)
-    threads = config.num_threads or DEFAULT_THREADS
-    files, runners = [], []
-    for planned in segments:
-        places = dict.fromkeys(shaped.origins[i] for i in planned.operations)
-        segment = msgspec.structs.replace(planned, operations=tuple(places))
-        static = has_static_shapes(segment.model)
-        file = File(segment, _written(segment), threads, static)
-        _check(config)
-        files.append(file)
-        runners.append(file.open())
-    _check(config)
-    return XnnpackPreparedModel(model, files, runners)
-
-
-def _written(segment: Segment) -> bytes:
-    try:
-        # LiteRT allocates tensors that live throughout a run in the order of the file. With this
-        # order the tensors of a state are adjacent, and one copy moves them all (`state_copies`).
-        content = write(segment.model, outputs_first=True)
-    except errors.PenstockError as error:
-        text = f"the model cannot be written for LiteRT: {last_line(error)}"
-        raise errors.GeneralFailure(text) from error
-    # The constants are in the file now.
-    for pool in segment.model.pools:
-        pool.unload()
-    return content
-
-
-def _check(config: hal.PrepareConfig) -> None:
-    """Raises if the token is set or the deadline has passed."""
-    if config.cancel is not None:
-        config.cancel.check()
-    hal.check_deadline(config.deadline_ns)
-
 
 class XnnpackPreparedModel(hal.PreparedModelBase):
-    """A model as *files*, one for each segment, in execution order. Each run takes a set of
-    interpreters from a free list and returns it. *first* is the first set.
+    """A model as *files*, in execution order. Each run takes a set of interpreters from a free list
+    and returns it. *first* is the first set. *state* copies the model's state, if it has one of
+    several arrays. *report* says whether the cache has the files.
     """
 
-    def __init__(self, model: Model, files: Sequence[File], first: list[Runner]) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: Model,
+        files: Sequence[File],
+        first: list[Runner],
+        state: StateCopies | None = None,
+        report: hal.CacheReport = hal.NO_CACHE_REPORT,
+    ) -> None:
+        self.model, self.cache_report = model, report
         self._files = files
         self._free: deque[list[Runner]] = deque([first], MOST_KEPT)
         self._forks, self._closed = engine.forks, False
@@ -97,10 +52,10 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         self._constants = {i: model.constant(entry.operands[i]) for i in constant}
         self._detections = [o.outputs for o in entry.operations if o.key == DETECTION]
         self._direct = self._is_direct()
-        read = files[0].segment.all_inputs if self._direct else ()
+        read = files[0].part.all_inputs if self._direct else ()
         # Positions of the request's inputs that the fast path reads; None for all, in order.
         self._read = None if read == entry.inputs else [entry.inputs.index(i) for i in read]
-        self._state = state_copies(model) if self._direct and self._read is None else None
+        self._state = state if self._direct and self._read is None else None
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         if engine.forks != self._forks:
@@ -166,12 +121,19 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         self._closed = True
         self._free = deque(maxlen=0)
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether all runs are those of one file, whose tensors never move, with the inputs and
+        outputs of the request.
+        """
+        return self._direct
+
     def _is_direct(self) -> bool:
         """Whether runs take the fast path: one static segment, with the request's operands."""
         if len(self._files) != 1 or not self._files[0].static or self._detections:
             return False
-        entry, segment = self.model.entry, self._files[0].segment
-        return set(segment.all_inputs) <= set(entry.inputs) and entry.outputs == segment.all_outputs
+        entry, part = self.model.entry, self._files[0].part
+        return set(part.all_inputs) <= set(entry.inputs) and entry.outputs == part.all_outputs
 
     def _run(
         self,
@@ -204,8 +166,8 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
 
 def _timing(runner: Runner, start_ns: int, duration_ns: int) -> hal.OperationTiming:
     """The time of a whole segment: LiteRT's interpreter does not report single operations."""
-    segment = runner.segment
-    return hal.OperationTiming(segment.operations, NAMES[segment.kernels], start_ns, duration_ns)
+    part = runner.part
+    return hal.OperationTiming(part.operations, NAMES[part.kernels], start_ns, duration_ns)
 
 
 def _clear_rest(values: dict[int, NDArray], outputs: Sequence[int]) -> None:

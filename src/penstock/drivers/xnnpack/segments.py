@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from penstock.driverkit.site import QUANTIZED
 from penstock.drivers.xnnpack import hybrid_layers
 from penstock.drivers.xnnpack.engine import Kernels
+from penstock.drivers.xnnpack.part import Part, State
 from penstock.drivers.xnnpack.rules.classes import Classes
 from penstock.errors import GeneralFailure
 from penstock.export.tflite.fields import state_positions
@@ -43,37 +44,11 @@ HEAVY: Final = frozenset(
 """Operations worth a change of kernel set. Others use that of the operation before them."""
 
 
-class State(msgspec.Struct, frozen=True):
-    """Variable tensor *name*: operand *input* before a run, and *output* after it."""
-
-    input: int
-    output: int
-    name: str
-
-
 class Segment(msgspec.Struct, frozen=True):
-    """Operations of a partition, computed by one kernel set as *model*.
+    """A *part* of a partition as *model*."""
 
-    Its inputs and outputs that are not state are the partition's operands *inputs* and *outputs*,
-    in order. *operations* are indexes in the partition.
-    """
-
-    kernels: Kernels
+    part: Part
     model: Model
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    states: tuple[State, ...]
-    operations: tuple[int, ...]
-
-    @property
-    def all_inputs(self) -> tuple[int, ...]:
-        """The operands that the segment reads: inputs, then states."""
-        return (*self.inputs, *(s.input for s in self.states))
-
-    @property
-    def all_outputs(self) -> tuple[int, ...]:
-        """The operands that the segment writes: outputs, then states."""
-        return (*self.outputs, *(s.output for s in self.states))
 
 
 def make_segments(
@@ -227,7 +202,8 @@ class _SegmentBuilder:
             if i in self._outputs or not inside.issuperset(self._readers.get(i, ()))
         ]
         built = self._build(operations, inputs, outputs, states)
-        return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states), tuple(chosen))
+        part = Part(kernels, tuple(inputs), tuple(outputs), tuple(states), tuple(chosen))
+        return Segment(part, built)
 
     def _build(
         self,

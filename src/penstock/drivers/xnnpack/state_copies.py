@@ -197,10 +197,17 @@ def _getter(positions: tuple[int, ...]) -> Callable[[Arguments], Arguments]:
 
 def state_copies(model: Model) -> StateCopies | None:
     """The copies for requests to *model*; None unless it has a state of several arrays."""
+    positions = state_positions(model)
+    entry = model.entry
+    return positions and StateCopies(*positions, (len(entry.inputs), len(entry.outputs)))
+
+
+def state_positions(model: Model) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The positions of a state's arrays among the inputs and the outputs of *model*; None unless
+    there are several.
+    """
     entry = model.entry
     given, made = {p.input for p in entry.states}, {p.output for p in entry.states}
-    read = [k for k, i in enumerate(entry.inputs) if i in given]
-    written = [k for k, i in enumerate(entry.outputs) if i in made]
-    if len(read) < 2 or len(written) < 2:
-        return None
-    return StateCopies(read, written, (len(entry.inputs), len(entry.outputs)))
+    read = tuple(k for k, i in enumerate(entry.inputs) if i in given)
+    written = tuple(k for k, i in enumerate(entry.outputs) if i in made)
+    return (read, written) if len(read) > 1 and len(written) > 1 else None

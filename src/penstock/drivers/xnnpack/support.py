@@ -12,6 +12,7 @@ from penstock.driverkit.site import Refused, Site, make_sites, require
 from penstock.driverkit.support import LEFT_OUT, POSITIONS, STUMBLES, joined, read_by_unsteady
 from penstock.driverkit.unrolling import fits, flattened
 from penstock.drivers.xnnpack.engine import Kernels
+from penstock.drivers.xnnpack.part import DETECTION
 from penstock.drivers.xnnpack.rules import RULES
 from penstock.drivers.xnnpack.rules.classes import EXACT, FAITHFUL, Classes
 from penstock.drivers.xnnpack.rules.rule import is_empty
@@ -26,8 +27,6 @@ from penstock.ir.transforms import branches_of, entered_from
 from penstock.ir.types import is_static, static_shape
 
 T = TypeVar("T")
-
-DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
 
 def examine(model: Model, kernels: Sequence[Kernels]) -> list[Support]:

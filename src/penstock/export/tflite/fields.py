@@ -93,7 +93,9 @@ class Table(Struct, frozen=True, dict=True):
 
 
 class Schema:
-    """The tables, enumerations and unions of one file format. Tables are parsed on first use."""
+    """The tables, enumerations and unions of one file format. Tables and enumerations are parsed on
+    first use.
+    """
 
     def __init__(
         self,
@@ -106,7 +108,8 @@ class Schema:
         self.identifier, self.root = identifier, root
         self.unions = {name: tuple(text.split()) for name, text in unions.items()}
         self._texts = tables
-        self._enums = {name: _enumeration(text) for name, text in enums.items()}
+        self._enum_texts = enums
+        self._enums: dict[str, tuple[str, dict[str, int]]] = {}
         self._tables: dict[str, Table] = {}
         self._names: dict[str, dict[int, str]] = {}
 
@@ -121,19 +124,24 @@ class Schema:
         """The number of a member of an enumeration. Raises `KeyError` if there is no such
         member.
         """
-        return self._enums[enumeration][1][name]
+        return self._enum(enumeration)[1][name]
 
     def numbers(self, enumeration: str) -> Mapping[str, int]:
-        return self._enums[enumeration][1]
+        return self._enum(enumeration)[1]
 
     def name(self, enumeration: str, number: int) -> str | None:
         """The name of a number of an enumeration, or None."""
         names = self._names.get(enumeration)
         if names is None:
-            names = self._names[enumeration] = {
-                v: k for k, v in self._enums[enumeration][1].items()
-            }
+            names = self._names[enumeration] = {v: k for k, v in self._enum(enumeration)[1].items()}
         return names.get(number)
+
+    def _enum(self, name: str) -> tuple[str, dict[str, int]]:
+        """The scalar type of an enumeration, and the numbers of its members."""
+        found = self._enums.get(name)
+        if found is None:
+            found = self._enums[name] = _enumeration(self._enum_texts[name])
+        return found
 
     def _parse(self, text: str) -> list[Field]:
         fields: list[Field] = []
@@ -161,7 +169,7 @@ class Schema:
         if element in self._texts:
             return Field(name, slot, Kind.TABLES if vector else Kind.TABLE, target=element)
         scalar, names = (
-            (self._enums[element][0], element) if element in self._enums else (element, "")
+            (self._enum(element)[0], element) if element in self._enum_texts else (element, "")
         )
         if vector:
             return Field(name, slot, Kind.NUMBERS, scalar, names)

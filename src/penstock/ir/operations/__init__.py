@@ -10,20 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import UnknownOperator
+from penstock.facade import lazily
 from penstock.ir.operation import Operation
 from penstock.ir.operations.index import FAMILIES, VERSIONS
-from penstock.ir.operations.spec import (
-    AttributeSpec,
-    FoldRule,
-    OperationSpec,
-    Port,
-    Requirement,
-    ShapeContext,
-    ShapeRule,
-)
+
+if TYPE_CHECKING:
+    from penstock.ir.operations.spec import (
+        AttributeSpec,
+        FoldRule,
+        OperationSpec,
+        Port,
+        Requirement,
+        ShapeContext,
+        ShapeRule,
+    )
 
 __all__ = [
     "FAMILIES",
@@ -39,7 +42,13 @@ __all__ = [
 ]
 
 
-class _Table(Mapping[str, OperationSpec]):
+__getattr__ = lazily(
+    __name__,
+    {"spec": ("AttributeSpec FoldRule OperationSpec Port Requirement ShapeContext ShapeRule")},
+)
+
+
+class _Table(Mapping[str, "OperationSpec"]):
     """The rows by key.
 
     A family's module is imported when one of its rows is first looked up. Importing all modules

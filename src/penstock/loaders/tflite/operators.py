@@ -28,7 +28,6 @@ from penstock.ir.operand import Operand, Origin
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.types import FLOATS, DType
-from penstock.ir.validate import callees_first
 from penstock.loaders.flatbuffer import Values
 from penstock.loaders.tflite.tensors import OPERAND_MEMORY, File, integers
 
@@ -160,7 +159,7 @@ def read_operator(
     place = Place(origin.subgraph, operator=origin.index)
     try:
         code = code_of(codes, table["opcode_index"])
-        place = place._replace(type=code.type)
+        place = replace(place, type=code.type)
         return _operator(file, code, origin, table, *limits)
     except ModelError as error:
         raise error.at(place) from None
@@ -345,6 +344,9 @@ def infer_types(file: File, subgraphs: Sequence[RawSubgraph]) -> None:
 
     *file* is charged for added operands. Raises `CyclicModel` if a subgraph enters itself.
     """
+    # The catalogue of a file infers no types, and an interpreter's start reads no more.
+    from penstock.ir.validate import callees_first
+
     calls = [[t for o in s.operators for t in o.targets] for s in subgraphs]
     done: set[int] = set()
     for index in reversed(callees_first(calls)):

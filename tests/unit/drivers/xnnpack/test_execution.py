@@ -366,7 +366,7 @@ def test_partition_of_two_kernel_sets_equals_one_kernel_set() -> None:
     (y,) = builder.operation("FULLY_CONNECTED", [c, last, None], [(F32, (2, 4))])
     model = builder.build([y, a])
     each = prepared(model)
-    assert [f.segment.kernels for f in each._files] == ["xnnpack", "builtin", "xnnpack"]  # type: ignore[attr-defined]  # its own
+    assert [f.part.kernels for f in each._files] == ["xnnpack", "builtin", "xnnpack"]  # type: ignore[attr-defined]  # its own
     given = drawn(model)
     wanted = run_on(["reference"], model, given)
     outs = [np.empty_like(w) for w in wanted]
@@ -375,7 +375,7 @@ def test_partition_of_two_kernel_sets_equals_one_kernel_set() -> None:
         np.testing.assert_allclose(got, want, atol=2e-4 * np.abs(want).max())
     relaxed = prepared(model, "relaxed")
     # Its own.
-    assert [f.segment.kernels for f in relaxed._files] == ["xnnpack"]  # type: ignore[attr-defined]
+    assert [f.part.kernels for f in relaxed._files] == ["xnnpack"]  # type: ignore[attr-defined]
 
 
 def test_result_of_constants_may_be_an_output() -> None:

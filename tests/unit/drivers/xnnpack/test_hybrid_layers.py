@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock import load
 from penstock.drivers.xnnpack.prepared import XnnpackPreparedModel
 from penstock.drivers.xnnpack.support import classify
 from penstock.hal import AccuracyClass, PrepareConfig
@@ -130,7 +131,7 @@ def operations_of(model: Model, accuracy: AccuracyClass) -> list[str]:
     """The operations of the files that LiteRT is given."""
     prepared = device().prepare_model(model, PrepareConfig(accuracy=accuracy, num_threads=1))
     assert isinstance(prepared, XnnpackPreparedModel)
-    return [o.type for f in prepared._files for o in f.segment.model.operations]
+    return [o.type for f in prepared._files for o in load(f.content).operations]
 
 
 def test_hybrid_layers_are_expanded_only_for_accuracy() -> None:
@@ -219,6 +220,6 @@ def test_expanded_fully_connected_keeps_int8_weights() -> None:
         prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
         assert isinstance(prepared, XnnpackPreparedModel)
         (file,) = prepared._files
-        inner = file.segment.model
+        inner = load(file.content)
         layers = [o for o in inner.operations if o.type == "FULLY_CONNECTED"]
         assert [inner.operands[o.inputs[1]].dtype.value for o in layers] == [kept]

@@ -26,7 +26,7 @@ def test_group_takes_every_ready_operation() -> None:
     (after,) = b.operation("ADD", [plain, second], [(F32, SHAPE)])
     third = b.operation("FULLY_CONNECTED", [after, w, None], [(F32, SHAPE)])
     segments = make_segments(b.build(third), [EITHER, PLAIN, EITHER, EITHER, EITHER], "faithful")
-    assert [(s.kernels, s.operations) for s in segments] == [
+    assert [(s.part.kernels, s.part.operations) for s in segments] == [
         ("xnnpack", (0, 2)),
         ("builtin", (1, 3)),
         ("xnnpack", (4,)),

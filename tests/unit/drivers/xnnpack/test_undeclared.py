@@ -97,7 +97,7 @@ def is_given_to_xnnpack(content: bytes) -> bool:
 def written(model: Model, accuracy: AccuracyClass) -> bytes:
     """What the driver gives LiteRT, of one segment."""
     (segment,) = make_segments(model, classify(model), accuracy)
-    assert segment.kernels == "xnnpack"
+    assert segment.part.kernels == "xnnpack"
     return write(segment.model)
 
 
