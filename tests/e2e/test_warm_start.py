@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.cache import small
 from benchmarks.starts import Start
+from tests.support_xnnpack import needs_litert
 
 MOST_MODULES: Final = 113
 """Modules of Penstock's own that a hit on one device may import. `penstock.execution.priority` is
@@ -27,6 +28,7 @@ UNWANTED: Final = (
     *[
         "asyncio",
         "concurrent.futures",
+        "copy",
         "csv",
         "dataclasses",
         "email",
@@ -61,7 +63,11 @@ UNWANTED: Final = (
     ],
     # What writes, waits, evicts, explains or seals.
     *(f"penstock.cache.{name}" for name in ["cache", "claim", "eviction", "lease"]),
-    *(f"penstock.compilation.{name}" for name in ["filling"]),
+    *(
+        f"penstock.compilation.{name}"
+        for name in ["cache_faults", "filling", "pending", "receipt_text", "receipt_trace"]
+    ),
+    "penstock.faults",
     *(f"penstock.sealed.{name}" for name in ["late", "replacing", "writing"]),
     # What other files, or other devices, need.
     *(f"penstock.loaders.tflite.{name}" for name in ["calls", "catalog", "states"]),
@@ -129,6 +135,27 @@ def test_an_interpreter_imports_little_more(tmp_path: Path) -> None:
     start.run()
     modules = start.run()["modules"]
     assert [m for m in modules for name in INTERPRETED if f"{m}.".startswith(f"{name}.")] == []
+
+
+WRITING: Final = (
+    *("penstock.export", "penstock.ir.builder", "penstock.ir.operations", "penstock.ir.validate"),
+    *("penstock.loaders.flatbuffer", "penstock.driverkit.site"),
+    *(f"penstock.drivers.xnnpack.{name}" for name in ["preparing", "rules", "segments", "support"]),
+)
+"""Modules that write the file for LiteRT."""
+
+
+@needs_litert
+def test_a_hit_on_xnnpack_imports_nothing_that_writes_its_file(tmp_path: Path) -> None:
+    model = tmp_path / "small.tflite"
+    model.write_bytes(small())
+    environment = {"PENSTOCK_STATE_DIR": str(tmp_path / "s"), "PENSTOCK_KEY_STORE": "file"}
+    arguments = (str(model), "xnnpack", str(tmp_path / "c"))
+    start = Start("penstock_modules", arguments, environment)
+    assert start.run()["compiles"] == 1
+    warm = start.run()
+    assert warm["compiles"] == 0
+    assert [m for m in warm["modules"] for n in WRITING if f"{m}.".startswith(f"{n}.")] == []
 
 
 def test_a_hit_imports_few_modules(imported: list[str]) -> None:

@@ -73,7 +73,7 @@ def of_cgroup(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> i
 
 def _number(path: str) -> int:
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="utf-8") as file:
             return int(file.read())
     except (OSError, ValueError):
         # The file is missing, or contains `max`.
