@@ -7,6 +7,7 @@ its inputs and outputs.
 # Annotations are objects here, not text: msgspec compiles the text of a manifest's fields when it
 # first reads one, which takes several times as long as to read it.
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -32,7 +33,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """What belongs to the file of *part*, whose operands are numbered as in *ports*, inputs first.
 
     *state* has the positions of the state's arrays among the inputs and among the outputs; None if
-    there are not several. *engine* is the device's version.
+    there are not several. *detections* has the outputs of each `DETECTION`. *engine* is the
+    device's version.
     """
 
     schema: int
@@ -40,9 +42,10 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     ports: Ports
     part: Part
     state: tuple[tuple[int, ...], tuple[int, ...]] | None
+    detections: tuple[tuple[int, ...], ...] = ()
 
 
-def pack(model: Model, file: File, engine: str) -> bytes:
+def pack(model: Model, file: File, engine: str, detections: Sequence[Sequence[int]] = ()) -> bytes:
     """The payload of the only *file* of *model*."""
     entry, part = model.entry, file.part
     given = {operand: at for at, operand in enumerate(entry.inputs)}
@@ -54,7 +57,10 @@ def pack(model: Model, file: File, engine: str) -> bytes:
         tuple(State(given[s.input], made[s.output], s.name) for s in part.states),
         part.operations,
     )
-    manifest = Manifest(SCHEMA, engine, ports_of(model), renumbered, state_positions(model))
+    # A detection's four outputs are those of the file, which are the model's.
+    found = tuple(tuple(made[i] for i in outputs) for outputs in detections)
+    state = state_positions(model)
+    manifest = Manifest(SCHEMA, engine, ports_of(model), renumbered, state, found)
     return framed(manifest, file.content)
 
 
@@ -67,6 +73,8 @@ def unpack(content: memoryview) -> tuple[Manifest, bytes]:
         raise GeneralFailure("the artefact's file has other inputs and outputs than its model")
     if manifest.state is not None and not _are_several(manifest.state, ports):
         raise GeneralFailure("the artefact's state is not among its inputs and outputs")
+    if not all(len(found) == 4 and set(found) <= set(outputs) for found in manifest.detections):
+        raise GeneralFailure("the artefact's detections are not among its outputs")
     return manifest, bytes(file)
 
 
@@ -83,7 +91,7 @@ def load(
     if manifest.state is not None:
         counts = len(manifest.ports.inputs), len(manifest.ports.outputs)
         state = StateCopies(*manifest.state, counts)
-    return XnnpackPreparedModel(model, [file], [file.open()], state)
+    return XnnpackPreparedModel(model, [file], [file.open()], state, manifest.detections)
 
 
 def _count(ports: Ports) -> int:

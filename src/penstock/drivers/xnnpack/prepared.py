@@ -13,7 +13,6 @@ from penstock.driverkit.host_buffers import lent_arrays
 from penstock.driverkit.request_arrays import unknown_memory
 from penstock.drivers.xnnpack import engine
 from penstock.drivers.xnnpack.interpreter import File, Runner, execution_failure
-from penstock.drivers.xnnpack.part import DETECTION
 from penstock.drivers.xnnpack.state_copies import StateCopies
 from penstock.ir import Model, NDArray
 
@@ -30,7 +29,8 @@ NAMES: Final = {"xnnpack": "XNNPACK", "builtin": "LiteRT's built-in kernels"}
 class XnnpackPreparedModel(hal.PreparedModelBase):
     """A model as *files*, in execution order. Each run takes a set of interpreters from a free list
     and returns it. *first* is the first set. *state* copies the model's state, if it has one of
-    several arrays. *report* says whether the cache has the files.
+    several arrays. *detections* has the outputs of each operation `DETECTION`. *report* says
+    whether the cache has the files.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         files: Sequence[File],
         first: list[Runner],
         state: StateCopies | None = None,
+        detections: Sequence[Sequence[int]] = (),
         report: hal.CacheReport = hal.NO_CACHE_REPORT,
     ) -> None:
         self.model, self.cache_report = model, report
@@ -50,8 +51,9 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         self._outputs = [entry.operands[i] for i in entry.outputs]
         constant = [i for i in entry.outputs if entry.operands[i].is_constant]
         self._constants = {i: model.constant(entry.operands[i]) for i in constant}
-        self._detections = [o.outputs for o in entry.operations if o.key == DETECTION]
-        self._direct = self._is_direct()
+        self.detections = detections
+        self._whole = self._is_whole()
+        self._direct = self._whole and not detections
         read = files[0].part.all_inputs if self._direct else ()
         # Positions of the request's inputs that the fast path reads; None for all, in order.
         self._read = None if read == entry.inputs else [entry.inputs.index(i) for i in read]
@@ -122,15 +124,12 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         self._free = deque(maxlen=0)
 
     @property
-    def is_direct(self) -> bool:
-        """Whether all runs are those of one file, whose tensors never move, with the inputs and
-        outputs of the request.
-        """
-        return self._direct
+    def is_whole(self) -> bool:
+        """Whether one file, whose tensors never move, has the inputs and outputs of the request."""
+        return self._whole
 
-    def _is_direct(self) -> bool:
-        """Whether runs take the fast path: one static segment, with the request's operands."""
-        if len(self._files) != 1 or not self._files[0].static or self._detections:
+    def _is_whole(self) -> bool:
+        if len(self._files) != 1 or not self._files[0].static:
             return False
         entry, part = self.model.entry, self._files[0].part
         return set(part.all_inputs) <= set(entry.inputs) and entry.outputs == part.all_outputs
@@ -157,7 +156,7 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
                 values.update(runner.run(values))
                 if began:
                     timings.append(_timing(runner, start - began, time.perf_counter_ns() - start))
-            for outputs in self._detections:
+            for outputs in self.detections:
                 _clear_rest(values, outputs)
             results = [values[i] for i in entry.outputs]
             shapes = request_arrays.write_results(request, self._outputs, results, pools)

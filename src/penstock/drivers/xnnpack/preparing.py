@@ -13,6 +13,7 @@ from penstock.driverkit.unrolling import flattened
 from penstock.drivers.xnnpack import artefact
 from penstock.drivers.xnnpack.engine import last_line
 from penstock.drivers.xnnpack.interpreter import DEFAULT_THREADS, File
+from penstock.drivers.xnnpack.part import DETECTION
 from penstock.drivers.xnnpack.prepared import XnnpackPreparedModel
 from penstock.drivers.xnnpack.segments import Segment, make_segments
 from penstock.drivers.xnnpack.state_copies import state_copies
@@ -48,7 +49,8 @@ def prepare(device: XnnpackDevice, model: Model, config: hal.PrepareConfig) -> X
         files.append(file)
         runners.append(file.open())
     _check(config)
-    made = XnnpackPreparedModel(model, files, runners, state_copies(model))
+    detections = [o.outputs for o in model.entry.operations if o.key == DETECTION]
+    made = XnnpackPreparedModel(model, files, runners, state_copies(model), detections)
     made.cache_report = _saved(device, made, model, files, config)
     return made
 
@@ -63,13 +65,16 @@ def _saved(
     """The report of the save of *files*, of which the cache takes one."""
     if not config.model_cache:
         return hal.NO_CACHE_REPORT
-    if not made.is_direct or any(model.entry.operands[i].is_constant for i in model.entry.outputs):
+    entry = model.entry
+    apart = any(entry.operands[i].is_constant for i in entry.outputs)
+    apart |= not {i for found in made.detections for i in found} <= set(entry.outputs)
+    if not made.is_whole or apart:
         reason = "a model of several files, or whose shapes are known only in a run, is not kept"
         return hal.CacheReport("failed", reason)
     (file,) = files
     if len(file.content) > MOST_KEPT_BYTES:
         return hal.CacheReport("failed", f"a file of {len(file.content)} bytes is not kept")
-    packed = artefact.pack(model, file, device.version)
+    packed = artefact.pack(model, file, device.version, made.detections)
     return report_of(device.save(config, lambda: ([packed], ())))
 
 

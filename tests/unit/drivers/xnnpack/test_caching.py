@@ -22,6 +22,7 @@ from penstock.export.tflite import write
 from penstock.ir import DType, Model, ModelBuilder
 from tests.support_artefacts import cache_files
 from tests.support_xnnpack import F32, device, needs_litert
+from tests.unit.drivers.xnnpack.test_execution import check_detections, detecting
 from tests.unit.drivers.xnnpack.test_state_copies import counters
 
 FILES: Final = (1, 0)
@@ -72,6 +73,13 @@ def test_state_of_a_kept_network_advances_as_before(tmp_path: Path) -> None:
                 222,
                 333,
             ]
+
+
+@needs_litert
+def test_outputs_behind_the_last_detection_are_zero_with_a_kept_file(tmp_path: Path) -> None:
+    with cache_files(tmp_path, FILES) as config:
+        assert device().prepare_model(detecting(), config).cache_report.save == "saved"
+        check_detections(device().prepare_model_from_cache(config))
 
 
 @needs_litert
@@ -136,3 +144,9 @@ def test_smallest_file_is_what_the_writer_makes() -> None:
     x = builder.input(DType.FLOAT32, (1,), "x")
     model = builder.build(builder.operation("ADD", [x, x], [(DType.FLOAT32, (1,))]))
     assert a2b_base64(SMALLEST_FILE) == write(model)
+
+
+def test_detections_of_other_outputs_are_refused() -> None:
+    manifest = Manifest(1, "any", PORTS, WHOLE, None, ((1, 2, 3, 4),))
+    with pytest.raises(errors.GeneralFailure, match="detections"):
+        unpack(memoryview(framed(manifest, b"file")))

@@ -318,8 +318,8 @@ def test_a_closed_model_is_refused_and_runs_under_way_end() -> None:
         execute(each, [given], [out])
 
 
-def test_outputs_behind_the_last_detection_are_zero() -> None:
-    """LiteRT leaves what lay in memory."""
+def detecting() -> Model:
+    """A detection of at most six boxes among four."""
     from flatbuffers import flexbuffers
 
     options = {
@@ -336,11 +336,14 @@ def test_outputs_behind_the_last_detection_are_zero() -> None:
         {"custom_code": "TFLite_Detection_PostProcess",
             "custom_options": bytes(flexbuffers.Dumps(options))},
     )  # fmt: skip
-    model = builder.build(outputs)
+    return builder.build(outputs)
+
+
+def check_detections(each: hal.PreparedModelBase) -> None:
+    """That a prepared model of `detecting` finds two boxes, and clears what is behind them."""
     given = [np.zeros((1, 4, 4), np.float32), np.zeros((1, 4, 3), np.float32)]
     given[1][0, :3, 1] = [0.9, 0.8, 0.7]
-    each = prepared(model)
-    wanted = run_on(["reference"], model, given)
+    wanted = run_on(["reference"], detecting(), given)
     for _ in range(3):
         outs = [np.full_like(w, 9) for w in wanted]
         execute(each, given, outs)
@@ -348,6 +351,11 @@ def test_outputs_behind_the_last_detection_are_zero() -> None:
         assert count == int(wanted[3][0]) == 2
         assert not any(o[:, count:].any() for o in outs[:3])
         np.testing.assert_allclose(outs[0][:, :count], wanted[0][:, :count], atol=1e-6)
+
+
+def test_outputs_behind_the_last_detection_are_zero() -> None:
+    """LiteRT leaves what lay in memory."""
+    check_detections(prepared(detecting()))
 
 
 def test_partition_of_two_kernel_sets_equals_one_kernel_set() -> None:
