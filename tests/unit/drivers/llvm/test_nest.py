@@ -211,6 +211,24 @@ def test_constants_that_come_again_are_loaded_once() -> None:
 
 
 @pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("size", [5, 16, 39, 512])
+@pytest.mark.parametrize("dtype", [DType.UINT8, DType.INT8])
+def test_every_byte_is_looked_up_in_a_table(isa: Isa, size: int, dtype: DType) -> None:
+    table = np.random.default_rng(0).permutation(256).astype(np.uint8).view(dtype.numpy)
+    scope = Scope(DType.UINT8)
+    body = scope.finish(scope.lookup(1, scope.argument(0), dtype))
+    kernel = Kernel("table", (size,), (Access(0, along(0)),), body, identity(dtype),
+                    Access(2, along(0)), sums=dtype)  # fmt: skip
+    tensors = Tensor(DType.UINT8, (size,)), Tensor(dtype, (256,)), Tensor(dtype, (size,))
+    program = Program(tensors, {1: table}, (kernel,), (0,), (2,), {})
+    runner = Runner(program, isa)
+    for first in range(0, 256, size):
+        given = (np.arange(size) + first).astype(np.uint8)
+        np.testing.assert_array_equal(runner([given])[0], table[given])
+    runner.close()
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
 @pytest.mark.parametrize("size", [3, 28, 36, 42, 88, 300])
 @pytest.mark.parametrize("before", [0, 2])
 def test_channels_outside_of_a_tensor_have_the_fill(isa: Isa, size: int, before: int) -> None:

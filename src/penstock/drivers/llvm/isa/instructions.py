@@ -14,6 +14,9 @@ from penstock.ir import NDArray
 AS_IT_IS = "4"
 """The rounding mode of an instruction that rounds as the processor is set to."""
 
+LEAST_LOOKUP: Final = 16
+"""Bytes from which on all rows of a table are read at once, of sets that permute 16 bytes."""
+
 GROUP: Final = 4
 """The taps of 8-bit data that are read at once."""
 
@@ -292,6 +295,8 @@ class Instructions:
         """Bytes of a table of 256 at *index*, a vector of *lanes* bytes; None without an
         instruction for it.
         """
+        if self.isa.bytes_by_table == 16 and lanes >= LEAST_LOOKUP:
+            return f.resized(self._lookup_rows(f, table, f.resized(index, 32)), lanes)
         if self.isa.bytes_by_table != 128:
             return None
         parts = [f.load(self.bytes, f.at(table, 64 * i), 1) for i in range(4)]
@@ -302,6 +307,32 @@ class Instructions:
         upper = f.value(f"icmp slt {wide}, zeroinitializer", "<64 x i1>")
         found = f.value(f"select {upper}, {high}, {low}", self.bytes)
         return f.resized(found, lanes)
+
+    def _lookup_rows(self, f: Function, table: str, index: Reg) -> Reg:
+        """Bytes of a table of 256 at *index*: of each of its 16 rows by the low bits of the index;
+        the high bits choose among the rows, two by two.
+        """
+        words = vector(16, "i16")
+        low = f.value(f"and {index}, {splatted('15', 'i8', 32).name}", self.bytes)
+        pairs = f.value(f"bitcast {index} to {words}", words)
+        masks = []
+        for bit in range(4, 8):
+            # A choice is by the highest bit of each byte.
+            moved = f.value(f"shl {pairs}, {splatted(str(7 - bit), 'i16', 16).name}", words)
+            masks.append(f.value(f"bitcast {moved} to {self.bytes}", self.bytes))
+
+        def among(first: int, bits: int) -> Reg:
+            """The bytes of the rows from *first* on, of which *bits* bits of the index choose."""
+            if not bits:
+                row = f.load("<16 x i8>", f.at(table, 16 * first), 1)
+                both = f.chosen(row, [*range(16), *range(16)])
+                return f.call("llvm.x86.avx2.pshuf.b", self.bytes, both, low)
+            half = 1 << (bits - 1)
+            lower, upper = among(first, bits - 1), among(first + half, bits - 1)
+            mask = masks[bits - 1]
+            return f.call("llvm.x86.avx2.pblendvb", self.bytes, lower, upper, mask)
+
+        return among(0, 4)
 
 
 @cache
