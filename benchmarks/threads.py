@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,11 @@ def _network(entry: dict[str, Any], cache: str, *, quick: bool) -> Iterator[Row]
                 one.run(inputs)
                 beside.result()
 
-            runs = {"one": partial(one.run, inputs), "two": partial(two.run, inputs), "both": both}
+            runs: dict[str, Callable[[], object]] = {
+                "one": partial(one.run, inputs),
+                "two": partial(two.run, inputs),
+                "both": both,
+            }
             subjects = {name: partial(seconds, run) for name, run in runs.items()}
             interleaved(subjects, 1)
             found = medians(interleaved(subjects, 7 if quick else 25))
