@@ -190,11 +190,16 @@ def recorded(path: Path) -> list[Array]:
     Not every size is valid for such dimensions.
     """
     import penstock
-    from tests.golden.recorded import cases_of_file
 
     shapes = [operand.shape for operand in penstock.load(path).inputs]
     if all(shape is not None and None not in shape[1:] for shape in shapes):
         return []
+    before = dict(os.environ)
+    # It points the cache and the state at directories of the tests.
+    from tests.golden.recorded import cases_of_file
+
+    os.environ.clear()
+    os.environ.update(before)
     return next((inputs for inputs, _ in cases_of_file(path)), [])
 
 
@@ -213,8 +218,11 @@ def race(
     *,
     longest_s: float = RACE_S,
     behind: Mapping[str, float] | None = None,
+    turn_of: Callable[[Callable[[], Any], int], float] | None = None,
+    timed: Callable[[Callable[[], Any]], float] | None = None,
 ) -> dict[str, list[float]]:
-    """The median run of each subject's turn in each round, of which there are at least *least*.
+    """What *turn_of* finds (None: `median_run`) in each subject's turn of each round, of which
+    there are at least *least*. *timed* times one run (None: its latency).
 
     Every round begins with another subject, and every second round runs in reverse order. Each turn
     begins when the threads of the previous subject have stopped spinning. More rounds than *least*
@@ -223,13 +231,13 @@ def race(
     """
     from penstock.runtime.measuring import Rest
 
-    rest = Rest()
+    rest, timed = Rest(), timed or seconds
     names = list(subjects)
     quickest, once = {}, {}
     for name, run in subjects.items():
         rest()
-        first = seconds(run)
-        once[name] = max(seconds(run), 1e-7)
+        first = timed(run)
+        once[name] = max(timed(run), 1e-7)
         quickest[name] = min(first, once[name])
     times: dict[str, list[float]] = {name: [] for name in names}
 
@@ -251,11 +259,12 @@ def race(
         order = [names[(turn + position) % len(names)] for position in range(len(names))]
         for name in order if turn % 2 == 0 else reversed(order):
             rest()
-            times[name].append(turn_of(subjects[name], counts[name]))
+            times[name].append((turn_of or median_run)(subjects[name], counts[name]))
     return times
 
 
-def turn_of(run: Callable[[], Any], count: int) -> float:
+def median_run(run: Callable[[], Any], count: int) -> float:
+    """The median latency of *count* runs, in seconds."""
     run()
     taken = []
     for _ in range(count):

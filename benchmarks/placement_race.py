@@ -4,13 +4,15 @@ One race covers one network, one number of threads and one accuracy class, in a 
 
     python -m benchmarks.placement_race MODEL THREADS ACCURACY ROUNDS [tuned]
 
-It prints one line of JSON: seconds of a run by subject and round, the plan and its prediction by
-subject, which subjects have the plan of another one, and why an engine does not race.
+It prints one line of JSON: seconds of a run by subject and round (with one thread, of the
+processor), the plan and its prediction by subject, which subjects have the plan of another one, and
+why an engine does not race.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.competitors import Array
 from benchmarks.engine_race import SEED, draw, race, recorded, use_cores
-from benchmarks.measuring import other_shapes
+from benchmarks.measuring import other_shapes, worked
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
@@ -35,6 +37,9 @@ LONGEST_S: Final = 6.0
 """Seconds that the rounds of a race take; at least `LEAST_ROUNDS` rounds."""
 
 LEAST_ROUNDS: Final = 3
+
+PARTS: Final = 9
+"""Parts of a turn. The clock of processor time is too slow for a single short run."""
 
 BEHIND: Final = 4.0
 """An engine alone that takes this many times the quickest one's time is timed once."""
@@ -54,11 +59,31 @@ def main(model: str, threads: str, accuracy: str, rounds: str, tuned: str = "") 
             field.enter(TUNED, partial(make, tune=True))
         calls = {name: partial(net.run, inputs) for name, net in field.racing.items()}
         behind = dict.fromkeys(ENGINES, BEHIND)
-        times = race(calls, int(rounds), LEAST_ROUNDS, longest_s=LONGEST_S, behind=behind)
+        alone = int(threads) == 1
+        times = race(
+            calls, int(rounds), LEAST_ROUNDS, longest_s=LONGEST_S, behind=behind,
+            turn_of=worked_run if alone else None, timed=worked if alone else None,
+        )  # fmt: skip
     # The clock does not resolve nanoseconds.
     times = {name: [round(took, 9) for took in each] for name, each in times.items()}
     found = {"times": times, "plans": field.plans, "same": field.same, "refused": field.refused}
     print(json.dumps({**found, "seed": SEED}))
+
+
+def worked_run(run: Callable[[], Any], count: int) -> float:
+    """The processor time of a run, in seconds: the median over parts of *count* runs.
+
+    On one core it is the latency without the time that other programs have the core.
+    """
+    run()
+    parts = min(count, PARTS)
+    each = count // parts
+
+    def several() -> None:
+        for _ in range(each):
+            run()
+
+    return statistics.median(worked(several) / each for _ in range(parts))
 
 
 class Field:

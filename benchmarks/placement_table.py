@@ -36,7 +36,8 @@ def document(setting: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[
     yield from setting_lines(setting, races)
     yield ""
     yield (
-        "Times are milliseconds, the median of the rounds; in brackets, the predicted over the "
+        "Times are milliseconds, the median of the rounds, with one thread of the processor, which "
+        "other programs do not lengthen; in brackets, the predicted over the "
         f"measured time, marked ! where it is off by more than {MISSED:g} times."
     )
     yield (

@@ -17,9 +17,9 @@ from penstock.ir.types import Shape, element_count, static_shape
 from penstock.partitioning.plan import Control, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import UNDECLARED, Prices
+from penstock.partitioning.rounds import expected_runs
 from penstock.partitioning.split import extract, size_of
 from penstock.partitioning.support import HANDLES, SupportTable
-from penstock.partitioning.work import share_of
 
 CONTROL_NS: Final = 10_000.0
 """Time of the runtime for one evaluation of a condition, and for one run of a branch."""
@@ -147,13 +147,14 @@ def _taken_apart(branches: _Branches, operation: Operation, energy: bool) -> Apa
     plans = first, second
     if not any(map(_leaves_reference, plans)):
         return None
-    times = [_of_runs(operation, plan.predicted_ns) for plan in plans]
-    energies = [_of_runs(operation, plan.predicted_energy) for plan in plans]
+    runs = expected_runs(branches.model, branches.model.main, operation)
+    times = [_of_runs(runs, plan.predicted_ns) for plan in plans]
+    energies = [_of_runs(runs, plan.predicted_energy) for plan in plans]
     return Apart(Control(kind, plans), sum(times), sum(energies if energy else times))
 
 
-def _of_runs(operation: Operation, cost: int | None) -> float:
-    return share_of(operation) * (CONTROL_NS + (UNDECLARED if cost is None else cost))
+def _of_runs(runs: float, cost: int | None) -> float:
+    return runs * (CONTROL_NS + (UNDECLARED if cost is None else cost))
 
 
 def _leaves_reference(plan: ExecutionPlan) -> bool:

@@ -20,6 +20,9 @@ Features: TypeAlias = "tuple[float, float, float, float]"
 """1, multiply-accumulates or elements, bytes of values, bytes of constants."""
 
 NOTHING: Final[Features] = (0.0, 0.0, 0.0, 0.0)
+LOOP: Final = "WHILE other"
+"""The cell of a loop without what it enters; its second feature is the rounds."""
+
 FEW_CHANNELS: Final = 4
 """Input channels of a picture, for which kernels of convolutions are less efficient."""
 
@@ -28,7 +31,8 @@ class EngineCosts(Struct, frozen=True):
     """The costs of one engine.
 
     *cells* has nanoseconds for each of the `Features`, by cell, in a model of that kind alone. In a
-    network they are multiplied by *together*, and *overhead* of the element type is added.
+    network they are multiplied by *together*. *overhead* of the element type is what any operation
+    costs beside that.
     *step_ns* is the time of a step beyond its operations, and *edge_ns* the time for each byte of
     its inputs and outputs. *error* is the factor within which nine of ten measured times of whole
     models are expected to lie. *source* says where the costs are from.
@@ -59,9 +63,16 @@ class EngineCosts(Struct, frozen=True):
         for name in (cell, *(f"{kind} {other}" for other in NEAREST.get(dtype, ()))):
             if (factors := self.cells.get(name)) is not None:
                 alone = sum(ns * amount for ns, amount in zip(factors, features, strict=True))
-                more = self.together.get(name, 1.0) * alone + self.overhead.get(dtype, 0.0)
+                more = self.together.get(name, 1.0) * alone + self.overhead_of(dtype)
                 return more * self.scale
         return None
+
+    def overhead_of(self, dtype: str) -> float:
+        """What any operation of an element type costs, or of the nearest type that is known."""
+        for name in (dtype, *NEAREST.get(dtype, ())):
+            if name in self.overhead:
+                return self.overhead[name]
+        return 0.0
 
 
 Costs: TypeAlias = Mapping[str, EngineCosts]
@@ -128,9 +139,11 @@ def kind_of(subgraph: Subgraph, operation: Operation) -> str:
         return "CONV_2D few" if shape[3] <= FEW_CHANNELS else "CONV_2D"
     if key == "FULLY_CONNECTED" and _rows_of(subgraph, operation) > 1:
         return "FULLY_CONNECTED rows"
+    if key in RECURRENT:
+        return "LSTM"
     if key == "QUANTIZE" and not subgraph.operands[operation.inputs[0]].dtype.is_float:
         return "QUANTIZE again"
-    kind = STANDS_FOR.get(key, UNKNOWN)
+    kind = STANDS_FOR.get(key, ANY)
     return f"{kind} spread" if kind in SPREADING and _is_spread(subgraph, operation) else kind
 
 
@@ -162,8 +175,10 @@ def features_of(subgraph: Subgraph, operation: Operation) -> Features:
     inputs = [subgraph.operands[i] for i in operation.inputs]
     if operation.key in work.VIEWS or all(o.is_constant or not o.has_value for o in inputs):
         return NOTHING
-    found = work.work_of(subgraph, operation)
-    amount = found.macs / work.weight_of(operation.key)
+    found, key = work.work_of(subgraph, operation), operation.key
+    # The weight of a kind that is measured lies in its cell.
+    is_known = key in STANDS_FOR or key in RECURRENT
+    amount = found.macs / (work.weight_of(key) if is_known else 1.0)
     constants = sum(work.nbytes_of(o) for o in inputs if o.is_constant and o.has_value)
     return 1.0, amount, found.nbytes, constants
 
@@ -173,14 +188,19 @@ WEIGHTED: Final = frozenset({
     "CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV",
     "BATCH_MATMUL", "CONV_3D",
 })  # fmt: skip
-SOURCE: Final = {"TRANSPOSE_CONV": 2, "CONV_3D_TRANSPOSE": 2, "SPLIT": 1}
+SOURCE: Final = {
+    "TRANSPOSE_CONV": 2, "CONV_3D_TRANSPOSE": 2, "SPLIT": 1, "SELECT": 1, "SELECT_V2": 1,
+    "FILL": 1, "ONE_HOT": 2,
+}  # fmt: skip
 """The index of the input that has the values, if it is not 0."""
 
 SPREADING: Final = frozenset({"ADD", "MUL"})
 """Kinds for which it matters whether an input is repeated along inner axes."""
 
-UNKNOWN: Final = ""
-"""The kind of an operation for which no measurement stands."""
+ANY: Final = "RELU"
+"""The kind of an operation for which no measurement stands: its elements have a weight."""
+
+RECURRENT: Final = work.RECURRENT - {"SVDF"}
 
 _LIKE: Final = {
     "CONV_2D": "CONV_3D STABLEHLO_CONVOLUTION",
@@ -201,11 +221,23 @@ _LIKE: Final = {
         "MAX_POOL_2D AVERAGE_POOL_2D L2_POOL_2D STABLEHLO_REDUCE_WINDOW "
         "LOCAL_RESPONSE_NORMALIZATION CUSTOM:MaxPoolingWithArgmax2D"
     ),
-    "MEAN": ("MEAN SUM REDUCE_MAX REDUCE_MIN REDUCE_PROD"),
+    "MEAN": (
+        "MEAN SUM REDUCE_MAX REDUCE_MIN REDUCE_PROD REDUCE_ANY REDUCE_ALL ARG_MAX ARG_MIN CUMSUM"
+    ),
+    "SELECT": "SELECT SELECT_V2",
+    "LESS": (
+        "LESS LESS_EQUAL GREATER GREATER_EQUAL EQUAL NOT_EQUAL LOGICAL_AND LOGICAL_OR LOGICAL_NOT "
+        "STABLEHLO_COMPARE"
+    ),
+    "TILE": "TILE BROADCAST_TO FILL ONE_HOT RANGE ZEROS_LIKE STABLEHLO_BROADCAST_IN_DIM",
+    "SVDF": "SVDF",
+    "WHILE": "WHILE",
     "RESIZE_BILINEAR": "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR ROI_ALIGN",
     "CONCATENATION": "CONCATENATION PACK",
     "STRIDED_SLICE": "STRIDED_SLICE SLICE SPLIT SPLIT_V UNPACK",
-    "GATHER": "GATHER EMBEDDING_LOOKUP",
+    "GATHER": (
+        "GATHER EMBEDDING_LOOKUP GATHER_ND SCATTER_ND DYNAMIC_UPDATE_SLICE STABLEHLO_GATHER"
+    ),
     "PAD": "PAD PADV2 MIRROR_PAD",
     "TRANSPOSE": (
         "TRANSPOSE SPACE_TO_DEPTH DEPTH_TO_SPACE SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND "

@@ -24,7 +24,8 @@ from penstock.ir import Model, Operation
 from penstock.ir.types import is_static
 from penstock.ir.validate import subgraph_references
 from penstock.partitioning import work
-from penstock.partitioning.costs import NO_COSTS, Costs, EngineCosts
+from penstock.partitioning.costs import LOOP, NO_COSTS, Costs, EngineCosts
+from penstock.partitioning.rounds import expected_runs
 from penstock.partitioning.support import Candidate, Partition, SupportTable
 
 STEP_NS: Final = 3_000.0
@@ -232,6 +233,9 @@ def _column(
         prices = []
         for operation, ns in polled(zip(graph.operations, base[index], strict=True)):
             known = None if measured is None else measured.nanoseconds(graph, operation)
+            if measured is not None and operation.type == "WHILE":
+                runs = expected_runs(model, index, operation)
+                known = measured.of(LOOP, (1.0, runs, 0.0, 0.0))
             if known is None:
                 factor = declared_cost(model, index, operation, capabilities, energy=energy)
                 known = ns * factor
@@ -239,7 +243,7 @@ def _column(
         for at, operation in enumerate(polled(graph.operations)):
             for target in subgraph_references(operation):
                 inner = sums[target]
-                share = work.share_of(operation)
+                share = expected_runs(model, index, operation)
                 if max(inner, prices[at]) < UNDECLARED:
                     prices[at] = min(prices[at] + inner * share, max(LONGEST, prices[at]))
                 else:

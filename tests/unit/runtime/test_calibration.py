@@ -16,10 +16,10 @@ from penstock.cache.naming import CALIBRATIONS
 from penstock.cli.application import app
 from penstock.export import tflite
 from penstock.ir import DType, Model, ModelBuilder
-from penstock.partitioning.costs import EngineCosts, Features, cell_of
+from penstock.partitioning.costs import LOOP, EngineCosts, Features, cell_of
 from penstock.runtime.calibration import calibrating, fitting, samples, tables, timing
 from penstock.runtime.calibration.fitting import Timing, fit
-from penstock.runtime.calibration.samples import EDGE, NETWORK, STEP, Sample
+from penstock.runtime.calibration.samples import EDGE, NETWORK, STEP, TINY, Sample
 from penstock.runtime.discovery import manager
 from tests.support_devices import NumpyDevice
 
@@ -38,8 +38,8 @@ def test_operations_of_a_sample_belong_to_its_cell(kind: str) -> None:
         cells = {cell_of(model.entry, operation) for operation in model.operations}
         if kind in {STEP, EDGE}:
             assert len(cells) == 1
-        elif kind == NETWORK:
-            assert len(cells) > 4
+        elif kind in {NETWORK, TINY}:
+            assert len(cells) >= 4
         else:
             assert cells == {sample.cell}
 
@@ -103,8 +103,9 @@ def test_cost_of_inputs_is_not_counted_for_operations() -> None:
 
 def test_few_sizes_scale_the_shipped_costs_and_unmeasured_cells_follow() -> None:
     shipped = EngineCosts({"CONV_2D int8": TRUTH, "ADD int8": TRUTH}, {}, {}, 1_000, 0, 1.8, "")
-    slow = [timed("CONV_2D int8", 1_000 + 3 * time_of(f), f) for f in SIZES[:2]]
-    found = fit([timed(STEP, 1_000, (1, 1, 1, 0)), *slow], shipped, "a test")
+    slow = [timed("CONV_2D int8", 3_000 + 3 * time_of(f), f) for f in SIZES[:2]]
+    found = fit([timed(STEP, 3_000, (1, 1, 1, 0)), *slow], shipped, "a test")
+    assert found.error == fitting.PARTIAL_ERROR
     for cell in ("CONV_2D int8", "ADD int8"):
         assert found.of(cell, SIZES[2]) == pytest.approx(3 * time_of(SIZES[2]), rel=0.01)
 
@@ -124,13 +125,65 @@ def test_networks_show_by_how_much_operations_cost_more_together() -> None:
         assert sum(times) == pytest.approx(2 * sum(map(time_of, sizes)), rel=0.1)
 
 
+def test_element_types_and_families_have_scales_of_their_own() -> None:
+    cells = (
+        "CONV_2D int8",
+        "CONV_2D float32",
+        "CONV_2D 1x1 uint8",
+        "CONV_2D 1x1 float32",
+        "PAD int8",
+    )
+    shipped = EngineCosts(dict.fromkeys(cells, TRUTH), {}, {}, 1_000, 0, 1.8, "")
+    timings = [timed(STEP, 1_000, (1, 1, 1, 0))]
+    for cell, scale in (("CONV_2D int8", 8.0), ("CONV_2D float32", 2.0), ("PAD int8", 1.0)):
+        timings += [timed(cell, 1_000 + scale * time_of(f), f) for f in SIZES]
+    found = fit(timings, shipped, "a test")
+    for cell, scale in (("CONV_2D 1x1 uint8", 8.0), ("CONV_2D 1x1 float32", 2.0)):
+        assert found.of(cell, SIZES[2]) == pytest.approx(scale * time_of(SIZES[2]), rel=0.1)
+
+
+def test_networks_of_tiny_operations_show_what_any_operation_costs() -> None:
+    timings = [timed(STEP, 1_000, (1, 1, 1, 0))]
+    timings += [timed(f"{TINY} int8", 1_000 + 30 * 70, *[(1, 16, 32, 0)] * 30)]
+    timings += [
+        timed("ADD int8", 1_000 + 4 * (70 + n * 0.01), *[(1, n, 0, 0)] * 4) for n in (1e4, 1e5)
+    ]
+    found = fit(timings, None, "a test")
+    assert found.overhead["int8"] == pytest.approx(70)
+    assert found.of("ADD int8", (1, 16, 0, 0)) == pytest.approx(70, abs=5)
+    assert found.of("ADD uint8", (1, 16, 0, 0)) == pytest.approx(70, abs=5)
+
+
+def test_one_size_of_a_kind_without_a_table_gives_the_cost_of_an_element() -> None:
+    timings = [timed(STEP, 1_000, (1, 1, 1, 0)), timed("LESS float32", 11_000, (1, 1e5, 5e5, 0))]
+    found = fit(timings, None, "a test")
+    assert found.of("LESS float32", (1, 1e5, 5e5, 0)) == pytest.approx(10_000, rel=0.05)
+    small = found.of("LESS float32", (1, 1e2, 5e2, 0))
+    assert small is not None
+    assert small < 100
+
+
+def test_loops_show_what_a_round_costs() -> None:
+    def loop(rounds: int) -> Timing:
+        parts = (
+            (LOOP, (1.0, float(rounds), 0.0, 0.0)),
+            *[("ADD float32", (1.0, 1.0, 0.0, 0.0))] * rounds,
+        )
+        return Timing(LOOP, parts, 0.0, 1_000 + 400 + rounds * (50 + 20))
+
+    timings = [timed(STEP, 1_000, (1, 1, 1, 0)), timed("ADD float32", 21_000, (1, 20_000, 0, 0))]
+    found = fit([*timings, loop(4), loop(100)], None, "a test")
+    one = found.of("ADD float32", (1, 1, 0, 0)) or 0.0
+    assert found.of(LOOP, (1, 50, 0, 0)) == pytest.approx(400 + 50 * (70 - one), rel=0.05)
+
+
 def small() -> list[Sample]:
     names = (
         f"{STEP} 16",
         f"{EDGE} 1 28x28x64x3x1",
         f"{EDGE} 4 28x28x64x3x1",
         "ADD float32 1x8x8x32",
-        "RELU float32 1x8x8x32",
+        "RELU float32 1x4x4x16",
     )
     return [EVERY[name] for name in names]
 
@@ -187,7 +240,8 @@ def test_shipped_costs_are_only_for_the_devices_of_penstock() -> None:
 def test_wanted_cells_are_measured_first_and_networks_last() -> None:
     order = calibrating.in_order(samples.samples(), {"SOFTMAX int8"})
     cells = [sample.cell for sample in order]
-    assert cells[:10] == [*[STEP] * 3, *[EDGE] * 6, "SOFTMAX int8"]
+    assert cells[:8] == [STEP, *[EDGE] * 6, "SOFTMAX int8"]
+    assert cells.count(STEP) == len(samples.STEPS)
     assert cells[-1].startswith(NETWORK)
     assert len(order) == len(EVERY)
 

@@ -61,16 +61,26 @@ def calibrate(
     return Calibrated(device.name, len(timings), spent, costs, not_kept)
 
 
+STEPS_AT: Final = (0, 12, 36)
+"""Positions of the samples of a step. They are apart, because one of them, at least, should meet a
+machine that does little else.
+"""
+
+
 def in_order(every: Iterable[Sample], wanted: set[str]) -> list[Sample]:
     """*every* sample, those first that all costs need, then those of *wanted* cells."""
-    first = {STEP, EDGE}
 
     def rank(sample: Sample) -> int:
-        if sample.cell in first:
+        if sample.cell == EDGE:
             return 0
         # Networks take longest, and shipped tables know what they tell.
         if sample.cell.startswith(NETWORK):
             return 3
         return 1 if sample.cell in wanted or not wanted else 2
 
-    return sorted(every, key=rank)
+    given = list(every)
+    steps = [sample for sample in given if sample.cell == STEP]
+    order = sorted((sample for sample in given if sample.cell != STEP), key=rank)
+    for position, step in zip(STEPS_AT, steps, strict=False):
+        order.insert(position, step)
+    return order

@@ -8,7 +8,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from penstock.ir import DType, Model, ModelBuilder, NDArray, Quantization
+from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
+from penstock.ir.operand import Lifetime
 
 Shape: TypeAlias = tuple[int, ...]
 Attributes: TypeAlias = dict[str, "int | float | str | bool | tuple[int, ...]"]
@@ -120,8 +121,41 @@ class Draft:
         shape = (*first[:-1], sum(value.shape[-1] for value in values))
         return self.add("CONCATENATION", [*values], shape, {"axis": len(first) - 1})
 
+    def strided_slice(self, value: Value, count: int) -> Value:
+        """The first *count* elements of the last axis."""
+        rank, shape = len(value.shape), (*value.shape[:-1], count)
+        inputs: list[Value | int] = [
+            value, self.integers(*[0] * rank), self.integers(*shape), self.integers(*[1] * rank),
+        ]  # fmt: skip
+        return self.add("STRIDED_SLICE", inputs, shape)
+
     def reshape(self, value: Value, shape: Shape) -> Value:
         return self.add("RESHAPE", [value, self.integers(*shape)], shape)
+
+    def recurrent(self, value: Value, cells: int) -> Value:
+        """A long short-term memory over the steps of (steps, 1, inputs), float32."""
+        steps, _, depth = value.shape
+        weights = [self.filter((cells, depth), 0) for _ in range(4)]
+        weights += [self.filter((cells, cells), 0) for _ in range(4)]
+        biases = [self.builder.constant(self._normal((cells,))) for _ in range(4)]
+        given = [value.operand, *weights, *[self.builder.omitted()] * 3, *biases]
+        given += [self.builder.omitted()] * 2
+        states = [
+            self.builder.operand(Operand(DType.FLOAT32, (1, cells), Lifetime.SUBGRAPH_INPUT, name))
+            for name in ("output", "memory")
+        ]
+        state = Operand(DType.FLOAT32, (1, cells))
+        shape = (steps, 1, cells)
+        result, *after = self.builder.operation(
+            "UNIDIRECTIONAL_SEQUENCE_LSTM",
+            [*given, *states],
+            [(DType.FLOAT32, shape), state, state],
+            {"fused_activation_function": "TANH", "time_major": True},
+        )
+        for before, changed in zip(states, after, strict=True):
+            variable = self.builder.variable(f"v{before}", DType.FLOAT32, (1, cells))
+            self.builder.state(variable, before, changed)
+        return Value(result, shape)
 
     def filter(self, shape: Shape, axis: int) -> int:
         """Weights: per channel of *axis* if they are int8."""

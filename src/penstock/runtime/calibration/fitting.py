@@ -13,14 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.ir import NDArray
-from penstock.partitioning.costs import EngineCosts, Features
-from penstock.runtime.calibration.samples import CHAIN, EDGE, NETWORK, STEP
+from penstock.partitioning.costs import LOOP, NEAREST, NOTHING, EngineCosts, Features
+from penstock.runtime.calibration.samples import CHAIN, EDGE, NETWORK, STEP, TINY
 
 LEAST_NS: Final = 20.0
 """Least time of an operation: what is left after a step's time may be less than the noise."""
-
-FLOOR_NS: Final = 300.0
-"""Time below which errors count as if the time were this long."""
 
 LEAST_SHARE: Final = 1e-3
 """Least share of a network's time that its measured kinds are taken to have."""
@@ -30,6 +27,10 @@ PASSES: Final = 500
 
 MEASURED_ERROR: Final = 1.5
 """Factor within which nine of ten predictions for whole networks lie (`benchmarks placement`)."""
+
+
+PARTIAL_ERROR: Final = 1.8
+"""The same where the time did not suffice for all samples: some cells are known by similar ones."""
 
 
 class Timing(Struct, frozen=True):
@@ -54,58 +55,198 @@ class Timing(Struct, frozen=True):
 def fit(timings: Sequence[Timing], shipped: EngineCosts | None, source: str) -> EngineCosts:
     """The costs that explain *timings* best, with relative errors weighted equally.
 
-    A cell with fewer sizes than unknowns is that of *shipped*, scaled to its measured sizes. A cell
-    without any is scaled as the other cells are.
+    What samples do not tell is as in *shipped*, scaled as samples of the same or similar cells are.
     """
     groups: dict[str, list[Timing]] = {}
     networks = [timing for timing in timings if timing.cell.startswith(NETWORK)]
+    tiny = [timing for timing in timings if timing.cell.startswith(TINY)]
     for timing in timings:
-        if timing not in networks:
+        if timing not in networks and timing not in tiny:
             groups.setdefault(timing.cell, []).append(timing)
     step = _step(groups.pop(STEP, []), shipped)
     edge = _edge(groups.pop(EDGE, []), step, shipped)
-    cells: dict[str, Features] = {}
-    scales: list[float] = []
-    for cell, group in groups.items():
-        rows = np.array([timing.features for timing in group])
-        times = np.array([_own_ns(timing, step, edge) for timing in group])
-        before = None if shipped is None else shipped.cells.get(cell)
-        if before is not None:
-            scale = _mean_ratio(times + FLOOR_NS, rows @ np.array(before) + FLOOR_NS)
-            scales.append(scale)
-            if len(group) < len(before):
-                cells[cell] = _scaled(before, scale)
+    loops = groups.pop(LOOP, [])
+    # Networks are timed last.
+    error = MEASURED_ERROR if networks else PARTIAL_ERROR
+    known = EngineCosts({}, {}, {}, step, edge, error, source)
+    overhead = _overhead(tiny, known, shipped)
+    known = replace(known, overhead=overhead)
+    scales = _Scales(groups, known, shipped)
+    cells = {cell: _cell(cell, group, known, scales) for cell, group in groups.items()}
+    for cell in {} if shipped is None else shipped.cells:
+        if cell not in cells:
+            cells[cell] = _features(np.array(scales.expected(cell)))
+    alone = replace(known, cells=cells)
+    if len({timing.parts for timing in loops}) > 1:
+        cells[LOOP] = _loop(loops, alone)
+    together = _together(alone, networks)
+    if shipped is not None:
+        together = shipped.together | together
+    return replace(alone, together=together)
+
+
+def _overhead(
+    tiny: Sequence[Timing], known: EngineCosts, shipped: EngineCosts | None
+) -> dict[str, float]:
+    """What any operation of an element type costs beside its elements: networks of operations that
+    have hardly any. Types without such a network are as in *shipped*, or as the others.
+    """
+    found: dict[str, list[float]] = {}
+    for timing in tiny:
+        each = (timing.ns - known.step_ns - known.edge_ns * timing.edge_bytes) / len(timing.parts)
+        found.setdefault(timing.cell.rpartition(" ")[2], []).append(max(0.0, each))
+    measured = {dtype: round(min(each)) for dtype, each in found.items()}
+    others = {} if shipped is None else shipped.overhead
+    common = [(ns + 1) / (others[dtype] + 1) for dtype, ns in measured.items() if dtype in others]
+    if not common and shipped is not None and shipped.step_ns:
+        # What a step costs is work of the same sort.
+        common = [known.step_ns / shipped.step_ns]
+    scale = statistics.geometric_mean(common) if common else 1.0
+    result = {dtype: float(round(ns * scale)) for dtype, ns in others.items()}
+    typical = statistics.median(measured.values()) if measured else 0.0
+    return {"other": float(typical)} | result | {k: float(v) for k, v in measured.items()}
+
+
+PRODUCTS: Final = frozenset({
+    "CONV_2D", "CONV_2D 1x1", "CONV_2D few", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "LSTM", "SVDF",
+    "FULLY_CONNECTED", "FULLY_CONNECTED rows", "BATCH_MATMUL",
+})  # fmt: skip
+"""Kinds that multiply and add. Their speed differs between processors in another way."""
+
+EVERY_CELL: Final = "every cell"
+
+TRUST: Final = 0.4
+"""How much an error counts by which a cell's terms differ from the expected ones."""
+
+LEAST_PART: Final = 0.1
+"""Least part of a cell's time that a term is taken to have. Small terms explain no large errors."""
+
+SLIGHT: Final = 0.02
+"""The same for the terms of sizes, where nothing is expected."""
+
+
+class _Scales:
+    """How much longer samples took than *shipped* predicts, by cell and by what cells share."""
+
+    def __init__(
+        self, groups: Mapping[str, list[Timing]], known: EngineCosts, shipped: EngineCosts | None
+    ) -> None:
+        self._known, self._shipped = known, shipped
+        self._logs: dict[str, list[float]] = {}
+        for cell, group in groups.items():
+            before = None if shipped is None else shipped.cells.get(cell)
+            if before is None:
                 continue
-        weights = 1 / (times + FLOOR_NS)
-        found = non_negative_least_squares(rows * weights[:, None], times * weights)
-        cells[cell] = _features(found)
-    if shipped is not None:
-        scale = statistics.geometric_mean(scales) if scales else 1.0
-        for cell, before in shipped.cells.items():
-            cells.setdefault(cell, _scaled(before, scale))
-    alone = EngineCosts(cells, {}, {}, step, edge, MEASURED_ERROR, source)
-    together, overhead = _together(alone, networks)
-    if shipped is not None:
-        together, overhead = shipped.together | together, shipped.overhead | overhead
-    return replace(alone, together=together, overhead=overhead)
+            each = np.array(self._whole(cell, before))
+            found = [
+                math.log(
+                    (own_ns(timing, known) + noise(known))
+                    / (float(each @ np.array(timing.features)) + noise(known))
+                )
+                for timing in group
+            ]
+            for name in (cell, *_shared(cell)):
+                self._logs.setdefault(name, []).append(statistics.mean(found))
+
+    def _whole(self, cell: str, before: Features) -> Features:
+        """The shipped cell with what any operation costs."""
+        shipped = self._shipped
+        more = 0.0 if shipped is None else overhead_of(shipped, cell)
+        return (before[0] + more, *before[1:])
+
+    def of(self, cell: str) -> float:
+        """The expected scale of *cell*, from itself or from the most similar ones."""
+        for name in (cell, *_shared(cell)):
+            if logs := self._logs.get(name):
+                return math.exp(statistics.mean(logs))
+        return 1.0
+
+    def expected(self, cell: str) -> Features | None:
+        """The cell as shipped, scaled; without what any operation costs. None if not shipped."""
+        before = None if self._shipped is None else self._shipped.cells.get(cell)
+        if before is None:
+            return None
+        scale = self.of(cell)
+        one, two, three, four = (scale * ns for ns in self._whole(cell, before))
+        if self._known.step_ns and self._shipped is not None and self._shipped.step_ns:
+            # What does not grow with sizes is work of the same sort as that of a step.
+            one = min(one, one / scale * self._known.step_ns / self._shipped.step_ns)
+        return max(0.0, one - overhead_of(self._known, cell)), two, three, four
+
+
+def _shared(cell: str) -> tuple[str, ...]:
+    """Names of what *cell* has in common with others, the most similar first."""
+    kind, _, dtype = cell.rpartition(" ")
+    family = "products" if kind in PRODUCTS else "others"
+    types = (dtype, *NEAREST.get(dtype, ()))
+    return (
+        *(f"{kind} {name}" for name in types),
+        *(f"{family} {name}" for name in types),
+        family,
+        EVERY_CELL,
+    )
+
+
+def _cell(cell: str, group: Sequence[Timing], known: EngineCosts, scales: _Scales) -> Features:
+    """The cell that explains the times of *group*, near to what is expected of it."""
+    rows = np.array([timing.features for timing in group])
+    times = np.array([own_ns(timing, known) for timing in group])
+    weights = 1 / (times + noise(known))
+    wanted = np.maximum(times - rows[:, 0] * overhead_of(known, cell), LEAST_NS)
+    rows, wanted = rows * weights[:, None], wanted * weights
+    expected = scales.expected(cell)
+    amounts = np.sqrt((rows**2).mean(axis=0))
+    trust = np.full(rows.shape[1], TRUST)
+    if expected is None:
+        # What few sizes leave open grows with them.
+        expected, trust[1:] = NOTHING, SLIGHT
+    else:
+        parts = amounts * np.array(expected)
+        trust /= np.maximum(parts / max(float(parts.sum()), 1e-9), LEAST_PART)
+    near = np.diag(trust * amounts)
+    rows = np.vstack([rows, near])
+    wanted = np.append(wanted, near @ np.array(expected))
+    return _features(non_negative_least_squares(rows, wanted))
+
+
+def _loop(group: Sequence[Timing], alone: EngineCosts) -> Features:
+    """What a loop and a round of it cost, beside what it enters."""
+    by_rounds = sorted(group, key=lambda timing: len(timing.parts))
+    few, many = by_rounds[0], by_rounds[-1]
+
+    def rest(timing: Timing) -> tuple[float, float]:
+        (rounds,) = (features[1] for cell, features in timing.parts if cell == LOOP)
+        inner = sum(alone.of(c, f) or 0.0 for c, f in timing.parts if c != LOOP)
+        return rounds, own_ns(timing, alone) - inner
+
+    (first, short), (last, long) = rest(few), rest(many)
+    # Less than nothing if an engine compiles the loop away: what it enters then costs less too.
+    each = (long - short) / max(1.0, last - first)
+    return _features(np.array([max(0.0, short - first * each), each, 0.0, 0.0]))
+
+
+def overhead_of(costs: EngineCosts, cell: str) -> float:
+    """What *costs* count for any operation of the element type of *cell*."""
+    return costs.overhead_of(cell.rpartition(" ")[2])
+
+
+def noise(known: EngineCosts) -> float:
+    """Nanoseconds by which times of samples differ by chance."""
+    return 0.05 * known.step_ns + LEAST_NS
 
 
 STIFFNESS: Final = 0.5
 """How much an error of a network's time counts that a factor of `together` would explain."""
 
 
-def _together(
-    alone: EngineCosts, networks: Sequence[Timing]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """By how much more operations cost in *networks* than alone: a factor for each cell, and
-    nanoseconds for each operation of an element type.
+def _together(alone: EngineCosts, networks: Sequence[Timing]) -> dict[str, float]:
+    """By what factor operations cost more in *networks* than alone, for each cell.
 
     Alone, an operation finds its values and constants in the processor's caches, and an engine
     changes no layouts between operations of different kinds. What is found explains the times of
-    the networks best; factors stay near 1 where these say nothing.
+    the networks best; factors stay near a common one where these say nothing.
     """
     factors: dict[str, float] = {}
-    overhead: dict[str, float] = {}
     for dtype in {timing.cell.rpartition(" ")[2] for timing in networks}:
         own = [timing for timing in networks if timing.cell.endswith(f" {dtype}")]
         names = sorted({cell for timing in own for cell, _ in timing.parts if cell in alone.cells})
@@ -114,29 +255,28 @@ def _together(
             shares = dict.fromkeys(names, 0.0)
             rest = timing.ns - alone.step_ns - alone.edge_ns * timing.edge_bytes
             for cell, features in timing.parts:
-                time = alone.of(cell, features) or 0.0
+                time, more = alone.of(cell, features) or 0.0, overhead_of(alone, cell)
                 if cell in shares:
-                    shares[cell] += time
+                    shares[cell] += time - more
+                    rest -= more
                 else:
                     rest -= time
-            row = [*shares.values(), 1e3 * len(timing.parts)]
-            rows.append([amount / timing.ns for amount in row])
+            rows.append([amount / timing.ns for amount in shares.values()])
             wanted.append(max(rest, LEAST_NS) / timing.ns)
         known, times = np.array(rows), np.array(wanted)
         # Factors are near 1 once all operations share what they have in common.
-        common = _mean_ratio(times, known[:, :-1].sum(axis=1))
-        known[:, :-1] *= common
-        stiff = np.eye(len(names), len(names) + 1) * STIFFNESS
+        common = _mean_ratio(times, known.sum(axis=1))
+        known *= common
+        stiff = np.eye(len(names)) * STIFFNESS
         found = non_negative_least_squares(
             np.vstack([known, stiff]), np.append(times, np.full(len(names), STIFFNESS))
         )
         overall = _mean_ratio(times, known @ found)
-        overhead[dtype] = round(float(found[-1]) * 1e3 * overall)
         for cell in alone.cells:
             if cell.endswith(f" {dtype}"):
                 factor = float(found[names.index(cell)]) if cell in names else 1.0
                 factors[cell] = round(factor * common * overall, 3)
-    return factors, overhead
+    return factors
 
 
 def _mean_ratio(times: NDArray, explained: NDArray) -> float:
@@ -144,12 +284,12 @@ def _mean_ratio(times: NDArray, explained: NDArray) -> float:
     return math.exp(float(np.log(times / np.maximum(explained, LEAST_SHARE)).mean()))
 
 
-def _own_ns(timing: Timing, step: float, edge: float) -> float:
+def own_ns(timing: Timing, known: EngineCosts) -> float:
     """The time of a sample's operations. At least half of what is not the step's is theirs: an
     engine may read inputs while it computes.
     """
-    rest = timing.ns - step
-    return max(rest - edge * timing.edge_bytes, rest / 2, LEAST_NS)
+    rest = timing.ns - known.step_ns
+    return max(rest - known.edge_ns * timing.edge_bytes, rest / 2, LEAST_NS)
 
 
 def _step(group: Sequence[Timing], shipped: EngineCosts | None) -> float:
@@ -188,10 +328,6 @@ def non_negative_least_squares(rows: NDArray, wanted: NDArray) -> NDArray:
                 found[at] = max(0.0, found[at] + step)
     result: NDArray = found / sizes
     return result
-
-
-def _scaled(cell: Features, scale: float) -> Features:
-    return _features(np.array(cell) * scale)
 
 
 def _features(values: NDArray) -> Features:

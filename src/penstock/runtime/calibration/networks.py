@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from penstock.runtime.calibration.draft import Draft, Shape, Value
 
@@ -99,8 +99,48 @@ def _normalised(draft: Draft, value: Value) -> Value:
     return draft.add("MUL", [draft.add("SUB", [value, mean], (rows, depth)), scale], (rows, depth))
 
 
+def _tiny(draft: Draft, value: Value) -> Value:
+    """Operations of few elements, as in streaming and recurrent networks."""
+    given = value
+    for _ in range(4):
+        wide = draft.concatenation(value, given)
+        value = draft.strided_slice(wide, value.shape[-1])
+        value = draft.add("ADD", [value, given], value.shape)
+        value = draft.connected(value, value.shape[-1])
+        gate = draft.add("LOGISTIC", [value], value.shape)
+        value = draft.add("MUL", [value, gate], value.shape)
+        value = draft.add("SUB", [value, given], value.shape)
+    return value
+
+
+def _gates(draft: Draft, value: Value) -> Value:
+    """Unrolled steps of gated cells (Cho et al., 2014)."""
+    state = value
+    for _ in range(4):
+        gates = draft.connected(draft.concatenation(value, state), 2 * value.shape[-1])
+        gates = draft.add("LOGISTIC", [gates], gates.shape)
+        kept = draft.strided_slice(gates, value.shape[-1])
+        change = draft.add("TANH", [draft.connected(state, value.shape[-1])], value.shape)
+        change = draft.add("MUL", [change, kept], value.shape)
+        state = draft.add("ADD", [state, change], value.shape)
+    return state
+
+
+def _streaming(draft: Draft, value: Value) -> Value:
+    """Convolutions over a few places, with what is kept of the past."""
+    depth = value.shape[-1]
+    for _ in range(5):
+        whole = draft.concatenation(value, value)
+        value = draft.convolution(draft.strided_slice(whole, depth), depth, 1)
+        value = draft.depthwise(value, 3)
+    return value
+
+
+Networks: TypeAlias = "dict[str, tuple[Shape, Callable[[Draft, Value], Value], tuple[str, ...]]]"
+"""The shape of the input, the network, and the element types in which it is timed, by name."""
+
 EVERY: Final = ("float32", "int8", "uint8", "hybrid")
-NETWORKS: Final[dict[str, tuple[Shape, Callable[[Draft, Value], Value], tuple[str, ...]]]] = {
+NETWORKS: Final[Networks] = {
     "mobile": ((1, 96, 96, 3), _mobile, EVERY),
     "residual": ((1, 64, 64, 3), _residual, EVERY),
     "separable": ((1, 64, 64, 3), _separable, EVERY),
@@ -112,4 +152,11 @@ NETWORKS: Final[dict[str, tuple[Shape, Callable[[Draft, Value], Value], tuple[st
     "large residual": ((1, 160, 160, 3), _residual, EVERY),
     "large thin": ((1, 224, 224, 3), _thin, EVERY),
 }
-"""The shape of the input, the network, and the element types in which it is timed, by name."""
+"""Networks of operations as large as those of common networks."""
+
+TINIES: Final[Networks] = {
+    "tiny": ((1, 16), _tiny, ("float32", "int8", "uint8")),
+    "gates": ((1, 16), _gates, ("float32", "int8", "hybrid")),
+    "streaming": ((1, 4, 1, 16), _streaming, ("float32", "int8")),
+}
+"""Networks of tiny operations."""

@@ -14,9 +14,9 @@ import numpy as np
 from msgspec import Struct
 
 from penstock.ir import DType, Model, Quantization
-from penstock.partitioning.costs import FEW_CHANNELS
-from penstock.runtime.calibration.draft import Draft, Shape, Value
-from penstock.runtime.calibration.networks import NETWORKS
+from penstock.partitioning.costs import FEW_CHANNELS, LOOP
+from penstock.runtime.calibration.draft import Attributes, Draft, Shape, Value
+from penstock.runtime.calibration.networks import NETWORKS, TINIES, Networks
 
 STEP: Final = "STEP"
 """The cell of the sample whose time is that of a step, and hardly that of its operation."""
@@ -28,6 +28,11 @@ writing of its outputs: they differ in the number of operations alone.
 
 NETWORK: Final = "NETWORK"
 """The first word of the cells of networks; the second is the element type."""
+
+TINY: Final = "TINY"
+"""The first word of the cells of networks of tiny operations, whose time is hardly that of their
+elements; the second is the element type.
+"""
 
 CHAIN: Final = 4
 """Operations of a kind that follow each other, so that what an engine does to a model's inputs and
@@ -131,12 +136,7 @@ def _spread(kind: str) -> Recipe:
 
 def _slice(draft: Draft, size: Shape) -> Value:
     """The first half of the last axis."""
-    rank, shape = len(size), (*size[:-1], size[-1] // 2)
-    inputs: list[Value | int] = [
-        draft.input(size), draft.integers(*[0] * rank), draft.integers(*shape),
-        draft.integers(*[1] * rank),
-    ]  # fmt: skip
-    return draft.add("STRIDED_SLICE", inputs, shape)
+    return draft.strided_slice(draft.input(size), size[-1] // 2)
 
 
 def _gather(draft: Draft, size: Shape) -> Value:
@@ -192,6 +192,60 @@ def _requantize(draft: Draft, size: Shape) -> Value:
     return draft.add("QUANTIZE", [given], size)
 
 
+def _select(draft: Draft, size: Shape) -> Value:
+    """A choice between two values, element by element."""
+    value, other = draft.input(size), draft.input(size)
+    for _ in range(CHAIN):
+        condition = draft.builder.input(DType.BOOL, size, "chosen")
+        value = draft.add("SELECT_V2", [condition, value, other], size)
+    return value
+
+
+def _less(draft: Draft, size: Shape) -> Value:
+    """Whether elements of one value are less than those of another."""
+    given = [draft.input(size).operand, draft.input(size).operand]
+    (found,) = draft.builder.operation("LESS", given, [(DType.BOOL, size)])
+    return Value(found, size)
+
+
+def _tile(draft: Draft, size: Shape) -> Value:
+    """A value four times along its last but one axis."""
+    times = [1] * len(size)
+    times[-2] = 4
+    shape = tuple(a * b for a, b in zip(size, times, strict=True))
+    return draft.add("TILE", [draft.input(size), draft.integers(*times)], shape)
+
+
+def _recurrent(draft: Draft, size: Shape) -> Value:
+    """*size* is (steps, inputs, cells)."""
+    steps, depth, cells = size
+    return draft.recurrent(draft.input((steps, 1, depth)), cells)
+
+
+def _loop(draft: Draft, size: Shape) -> Value:
+    """*size* is (rounds, elements): each round adds to a counter and to a value."""
+    rounds, count = size
+    builder, integer = draft.builder, DType.INT32
+    value = draft.input((1, count))
+    condition, body = builder.subgraph("condition"), builder.subgraph("body")
+    counter = condition.input(integer, ())
+    condition.input(draft.dtype, (1, count))
+    last = condition.constant(np.array(rounds, np.int32))
+    goes_on = condition.operation("LESS", [counter, last], [(DType.BOOL, ())])
+    counter, held = body.input(integer, ()), body.input(draft.dtype, (1, count))
+    one = body.constant(np.array(1, np.int32))
+    after = body.operation("ADD", [counter, one], [(integer, ())])
+    changed = body.operation("ADD", [held, held], [(draft.dtype, (1, count))])
+    attributes: Attributes = {
+        "cond_subgraph_index": builder.add_subgraph(condition.finish(goes_on)),
+        "body_subgraph_index": builder.add_subgraph(body.finish([*after, *changed])),
+    }
+    start = builder.constant(np.array(0, np.int32))
+    results = [(integer, ()), (draft.dtype, (1, count))]
+    _, made = builder.operation("WHILE", [start, value.operand], results, attributes)
+    return Value(made, (1, count))
+
+
 def _of_input(make: Callable[[Draft, Value], Value]) -> Recipe:
     return lambda draft, size: make(draft, draft.input(size))
 
@@ -200,14 +254,20 @@ STEPS: Final = (16, 24, 32)
 """Elements of the samples of a step. The quickest counts, so that no disturbance decides."""
 
 EDGES: Final = ((28, 28, 64, 3, 1), (14, 14, 96, 3, 1), (56, 56, 32, 3, 1))
-PICTURES: Final = ((1, 8, 8, 32), (1, 28, 28, 48), (1, 56, 56, 64), (1, 112, 112, 64))
+PICTURES: Final = (
+    (1, 28, 28, 48), (1, 4, 4, 16), (1, 56, 56, 64), (1, 8, 8, 32), (1, 112, 112, 64)
+)  # fmt: skip
+ROUNDS: Final = (4, 100)
+"""Rounds of the samples of a loop."""
+
 KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
     "CONV_2D 1x1": (
         _convolution,
         (
             (28, 28, 32, 96, 1, 1), (14, 14, 64, 384, 1, 1), (56, 56, 16, 64, 1, 1),
             (7, 7, 160, 512, 1, 1), (112, 112, 8, 32, 1, 1), (7, 7, 64, 64, 1, 1),
-            (28, 28, 128, 128, 1, 1), (14, 14, 16, 64, 1, 1),
+            (28, 28, 128, 128, 1, 1), (14, 14, 16, 64, 1, 1), (1, 1, 32, 32, 1, 1),
+            (28, 28, 256, 512, 1, 1),
         ),
     ),
     "CONV_2D": (
@@ -215,7 +275,7 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
         (
             (28, 28, 64, 64, 3, 1), (56, 56, 16, 24, 3, 1), (7, 7, 256, 256, 3, 1),
             (80, 80, 8, 16, 3, 1), (14, 14, 128, 128, 3, 1), (8, 8, 32, 32, 3, 1),
-            (28, 28, 48, 64, 5, 2),
+            (28, 28, 48, 64, 5, 2), (64, 64, 32, 32, 7, 1), (112, 112, 32, 32, 3, 1),
         ),
     ),
     "CONV_2D few": (
@@ -232,24 +292,34 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
     "TRANSPOSE_CONV": (_transposed, ((14, 14, 64, 64, 2), (28, 28, 32, 32, 3), (64, 64, 16, 8, 2))),
     "FULLY_CONNECTED": (
         _connected,
-        ((1, 256, 256), (1, 1280, 1000), (1, 64, 12), (1, 4096, 512)),
+        ((1, 256, 256), (1, 1280, 1000), (1, 64, 12), (1, 4096, 512), (1, 16, 16)),
     ),
     "FULLY_CONNECTED rows": (
         _connected,
-        ((49, 128, 256), (16, 64, 256), (98, 64, 64), (64, 256, 256)),
+        ((49, 128, 256), (16, 64, 256), (98, 64, 64), (64, 256, 256), (128, 512, 512)),
     ),
-    "BATCH_MATMUL": (_matmul, ((4, 64, 64, 64), (1, 16, 64, 16), (8, 128, 64, 128))),
+    "BATCH_MATMUL": (
+        _matmul,
+        ((4, 64, 64, 64), (1, 16, 64, 16), (8, 128, 64, 128), (1, 98, 64, 98)),
+    ),
     "ADD": (_binary("ADD"), PICTURES),
     "MUL": (_binary("MUL"), PICTURES),
-    "ADD spread": (_spread("ADD"), ((1, 32, 8, 32), (1, 56, 56, 64))),
-    "MUL spread": (_spread("MUL"), ((1, 32, 8, 32), (1, 56, 56, 64))),
+    "ADD spread": (_spread("ADD"), ((1, 32, 8, 32), (1, 56, 56, 64), (1, 4, 4, 16))),
+    "MUL spread": (_spread("MUL"), ((1, 32, 8, 32), (1, 56, 56, 64), (1, 4, 4, 16))),
     "STRIDED_SLICE": (_slice, PICTURES[:3]),
-    "GATHER": (_gather, ((100, 64), (1000, 256))),
+    "GATHER": (_gather, ((100, 64), (1000, 256), (8, 16))),
+    "SELECT": (_select, PICTURES[:3]),
+    "LESS": (_less, PICTURES[:3]),
+    "TILE": (_tile, PICTURES[:3]),
+    "LSTM": (_recurrent, ((8, 64, 64), (1, 128, 128), (28, 28, 20), (1, 32, 32))),
     "RELU": (_unary("RELU"), PICTURES[:3]),
     "LOGISTIC": (_unary("LOGISTIC"), PICTURES[:3]),
-    "SOFTMAX": (_unary("SOFTMAX", beta=1.0), ((1, 1000), (64, 128), (1024, 21))),
-    "MAX_POOL_2D": (_pools(1), ((28, 28, 64, 2, 2), (56, 56, 64, 3, 2), (14, 14, 128, 3, 1))),
-    "MEAN": (_of_input(Draft.mean), ((1, 7, 7, 1280), (1, 56, 56, 32), (1, 14, 14, 96))),
+    "SOFTMAX": (_unary("SOFTMAX", beta=1.0), ((64, 128), (1, 16), (1, 1000), (1024, 21))),
+    "MAX_POOL_2D": (
+        _pools(1),
+        ((28, 28, 64, 2, 2), (56, 56, 64, 3, 2), (14, 14, 128, 3, 1), (4, 4, 16, 2, 2)),
+    ),
+    "MEAN": (_of_input(Draft.mean), ((1, 7, 7, 1280), (1, 4, 4, 16), (1, 56, 56, 32))),
     "RESIZE_BILINEAR": (_of_input(Draft.resize), ((1, 16, 16, 32), (1, 64, 64, 16))),
     "CONCATENATION": (_concatenation, PICTURES[:3]),
     "PAD": (_pad, PICTURES[:3]),
@@ -267,6 +337,11 @@ WEIGHTED: Final = frozenset({
     "CONV_2D", "CONV_2D 1x1", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "FULLY_CONNECTED rows",
 })  # fmt: skip
 KINDS_OF_TYPE: Final = {"hybrid": WEIGHTED, "int16": WEIGHTED | {"ADD", "MUL", "BATCH_MATMUL"}}
+FLOAT_ONLY: Final = frozenset({"LSTM", "SELECT", "LESS", "TILE"})
+"""Kinds that are timed in float32 alone: other element types cost as much, or are rare."""
+
+FIRST_TYPES: Final = frozenset({"float32", "int8"})
+"""Element types whose samples come first: what they show holds for the others too."""
 
 
 def samples() -> Iterator[Sample]:
@@ -278,22 +353,39 @@ def samples() -> Iterator[Sample]:
         for count in (1, CHAIN):
             make = _maker(_pools(count), edge, DType.FLOAT32)
             yield Sample(f"{EDGE} {count} {'x'.join(map(str, edge))}", EDGE, make)
-    for name, dtype, weights in TYPES:
-        for network, (size, layers, types) in NETWORKS.items():
-            if name in types:
-                make = _maker(_of_input(layers), size, dtype, weights)
-                yield Sample(f"{network} {name}", f"{NETWORK} {name}", make)
     longest = max(len(sizes) for _, sizes in KINDS.values())
     for turn in range(longest):
-        for kind, (recipe, sizes) in KINDS.items():
-            for name, dtype, weights in TYPES:
-                if turn < len(sizes) and _occurs(kind, name):
-                    size = sizes[turn]
-                    text = f"{kind} {name} {'x'.join(map(str, size))}"
-                    yield Sample(text, f"{kind} {name}", _maker(recipe, size, dtype, weights))
+        for is_first in (True, False):
+            yield from _of_turn(turn, is_first=is_first)
+            if turn == 0 and is_first:
+                yield from _networks(TINY, TINIES)
+    for rounds in ROUNDS:
+        yield Sample(f"{LOOP} {rounds}", LOOP, _maker(_loop, (rounds, 16), DType.FLOAT32))
+    yield from _networks(NETWORK, NETWORKS)
+
+
+def _of_turn(turn: int, *, is_first: bool) -> Iterator[Sample]:
+    """One size of each kind, in the first element types or in the others."""
+    for kind, (recipe, sizes) in KINDS.items():
+        for name, dtype, weights in TYPES:
+            wanted = (name in FIRST_TYPES) == is_first and turn < len(sizes)
+            if wanted and _occurs(kind, name):
+                text = f"{kind} {name} {'x'.join(map(str, sizes[turn]))}"
+                make = _maker(recipe, sizes[turn], dtype, weights)
+                yield Sample(text, f"{kind} {name}", make)
+
+
+def _networks(word: str, networks: Networks) -> Iterator[Sample]:
+    for name, dtype, weights in TYPES:
+        for network, (size, layers, types) in networks.items():
+            if name in types:
+                make = _maker(_of_input(layers), size, dtype, weights)
+                yield Sample(f"{network} {name}", f"{word} {name}", make)
 
 
 def _occurs(kind: str, name: str) -> bool:
+    if kind in FLOAT_ONLY:
+        return name == "float32"
     if name in KINDS_OF_TYPE:
         return kind in KINDS_OF_TYPE[name]
     if kind == "QUANTIZE again":
