@@ -22,6 +22,7 @@ from penstock import knobs
 from penstock.arguments import path_of
 from penstock.errors import LimitExceeded
 from penstock.memory.limits import MIB, available_memory, explained
+from penstock.memory.seals import add_seals
 
 CHUNK: Final = 1 << 22
 LEAST_SEALED: Final = 1 << 20
@@ -285,7 +286,7 @@ def _sealed(fill: Callable[[int], int]) -> SealedFile:
             size = fill(fd)
         except OSError as error:
             raise explained(error) from None
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        add_seals(fd, seals)
         # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
         mapping = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) if size else b""
     except BaseException:

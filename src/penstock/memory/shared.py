@@ -19,6 +19,7 @@ from penstock.hal import Memory
 from penstock.ir import NDArray
 from penstock.memory.limits import explained
 from penstock.memory.mapping import Region, map_region, place
+from penstock.memory.seals import add_seals
 
 if TYPE_CHECKING:
     from penstock.memory.mapping import HardwareBufferDescription
@@ -180,7 +181,7 @@ if sys.platform == "linux":
         fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             fill(fd)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+            add_seals(fd, seals)
         except BaseException:
             os.close(fd)
             raise
