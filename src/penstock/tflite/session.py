@@ -154,11 +154,17 @@ class Session:
                 return planned
         whole = self.model
         model = with_input_shapes(entered(whole, subgraph), shapes)
-        if self._keeps and shapes == self._open and subgraph == whole.main:
-            given = whole.inputs
-            if all(agrees(given[at].shape, shape) for at, shape in shapes.items()):
-                self._opened = model
+        if self._keeps and subgraph == whole.main and self._are_own(shapes, whole):
+            self._opened = model
         return model
+
+    def _are_own(self, shapes: Mapping[int, tuple[int, ...]], whole: Model) -> bool:
+        """Whether a compile of the file alone is for these input *shapes*."""
+        given = whole.inputs
+        if self._open is None:
+            return all(given[at].shape == shape for at, shape in shapes.items())
+        agree = (agrees(given[at].shape, shape) for at, shape in shapes.items())
+        return shapes == self._open and all(agree)
 
     def compile(self, model: Model) -> CompiledModel:
         """Compiles *model*, or a part, by the interpreter's options."""

@@ -40,6 +40,20 @@ def open_model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def open_output(tmp_path: Path) -> Path:
+    """A file that states the shapes of its inputs and not that of its output, as files that end in
+    a detection do.
+    """
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 64), "x")
+    weights = builder.constant(np.linspace(-1, 1, 640, dtype=np.float32).reshape(10, 64))
+    outputs = builder.operation("FULLY_CONNECTED", [x, weights, None], [(DType.FLOAT32, None)])
+    path = tmp_path / "open_output.tflite"
+    path.write_bytes(write(builder.build(outputs)))
+    return path
+
+
+@pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """One item for each time that a file is decoded."""
     found: list[object] = []
@@ -85,6 +99,15 @@ def test_a_second_interpreter_decodes_nothing_where_the_batch_is_open(
     assert answer(open_model, tmp_path / "c") == first
     assert len(decoded) == before
     assert answer(open_model, tmp_path / "c", 3) == expected
+
+
+def test_a_second_interpreter_decodes_nothing_where_an_output_is_open(
+    open_output: Path, tmp_path: Path, decoded: list[object]
+) -> None:
+    first = answer(open_output, tmp_path / "c")
+    before = len(decoded)
+    assert answer(open_output, tmp_path / "c") == first
+    assert len(decoded) == before
 
 
 def test_open_shapes_are_those_of_an_open_file_alone(model: Path, open_model: Path) -> None:
