@@ -44,7 +44,7 @@ DOORS: Final = {
     "cli/failures.py:of_descriptors": "an ImportError of Python has no number",
     "compilation/failing.py:parse_message": "drivers name the operation in words",
     "compilation/failing.py:with_last_crash": "says nothing twice that a driver's process said",
-    "compilation/cache_faults.py: fault_in": "drivers name errors of the cache in words",
+    "compilation/cache_faults.py:fault_in": "drivers name errors of the cache in words",
     "drivers/llvm/backend.py:_message": "LLVM's parser says in words on which line it is plain",
     "partitioning/support.py:_own_refusal": "drivers refuse in words",
     "testing/contract/caching.py:check_cache_reports": "the words of a driver are what is tested",

@@ -13,6 +13,7 @@ import os
 import stat
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -22,7 +23,6 @@ from penstock import knobs
 from penstock.arguments import path_of
 from penstock.errors import LimitExceeded
 from penstock.memory.limits import MIB, available_memory, explained
-from penstock.memory.seals import add_seals
 
 CHUNK: Final = 1 << 22
 LEAST_SEALED: Final = 1 << 20
@@ -38,6 +38,14 @@ HAS_MEMFD: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 
 _lock = threading.Lock()
 _open: set[int] = set()
+
+MOST_WRITTEN: Final = 1 << 26
+"""Most bytes written by one system call."""
+
+PATIENCE_S: Final = 2.0
+"""Seconds in which the kernel must let go of the pages of a file that is to be sealed."""
+
+PAUSE_S: Final = 0.005
 
 _DESCRIPTORS = ("/dev/fd/", "/dev/stdin", "/proc/")
 """Paths of descriptors that are open already: `/dev/stdin`, `/dev/fd/N`, `/proc/self/fd/N`."""
@@ -136,8 +144,6 @@ def map_path(path: str | os.PathLike[str]) -> SealedFile:
     Only for files that no process changes. A process that can write the file changes what later
     readers of the view see. If it truncates the file, they die with SIGBUS.
     """
-    from penstock.memory.shared import is_write_sealed
-
     with open_file(path_of(path, "a file is named by a path")) as file:
         if os.fstat(file.fileno()).st_size == 0:
             return SealedFile(memoryview(b""))
@@ -248,8 +254,6 @@ def _gather(chunks: Iterator[bytes | memoryview]) -> SealedFile:
 
 def _write(chunks: Iterable[bytes | memoryview], fd: int) -> int:
     """Writes all *chunks* and returns how many bytes they were."""
-    from penstock.memory.shared import write_all
-
     size = 0
     for chunk in chunks:
         view = memoryview(chunk)
@@ -293,6 +297,47 @@ def _sealed(fill: Callable[[int], int]) -> SealedFile:
         os.close(fd)
         raise
     return SealedFile(memoryview(mapping), fd)
+
+
+def write_all(fd: int, content: memoryview) -> None:
+    """Writes *content* to *fd*. Raises `OSError`, EFAULT if its mapping lost its memory."""
+    rest = content.cast("B")
+    while rest.nbytes:
+        rest = rest[os.write(fd, rest[:MOST_WRITTEN]) :]
+
+
+def add_seals(fd: int, seals: int) -> None:
+    """Adds *seals* to an anonymous file (fcntl(2)). Raises `OSError`.
+
+    Linux refuses F_SEAL_WRITE with EBUSY while anything else holds a page of the file, such as the
+    kernel's own walk over memory. That ends by itself: this waits up to `PATIENCE_S` seconds.
+    """
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, "sealed files are Linux's")
+    import fcntl
+
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() >= until:
+                raise
+        else:
+            return
+        time.sleep(PAUSE_S)
+
+
+def is_write_sealed(fd: int) -> bool:
+    """Whether *fd* is memory that nobody can write any more: never, where there are no seals."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+    except (OSError, OverflowError, ValueError):
+        return False
 
 
 def _close(fd: int) -> None:

@@ -19,17 +19,13 @@ from penstock.hal import Memory
 from penstock.ir import NDArray
 from penstock.memory.limits import explained
 from penstock.memory.mapping import Region, map_region, place
-from penstock.memory.seals import add_seals
+from penstock.memory.sealed_file import add_seals, is_write_sealed, write_all
 
 if TYPE_CHECKING:
     from penstock.memory.mapping import HardwareBufferDescription
 
 MAX_POOL_BYTES: Final = 2**40
 """Most bytes of a pool: larger sizes are mistakes in the caller's arithmetic."""
-
-
-MOST_WRITTEN: Final = 1 << 26
-"""Most bytes written by one system call."""
 
 
 class SharedMemory:
@@ -165,13 +161,6 @@ def sealed_fd(content: memoryview, name: str) -> int:
         ) from error
 
 
-def write_all(fd: int, content: memoryview) -> None:
-    """Writes *content* to *fd*. Raises `OSError`, EFAULT if its mapping lost its memory."""
-    rest = content.cast("B")
-    while rest.nbytes:
-        rest = rest[os.write(fd, rest[:MOST_WRITTEN]) :]
-
-
 if sys.platform == "linux":
     import fcntl
 
@@ -193,13 +182,6 @@ if sys.platform == "linux":
     def _sealed_fd(content: memoryview, name: str) -> int:
         return _memfd(name, lambda fd: write_all(fd, content), _SEALS | fcntl.F_SEAL_WRITE)
 
-    def is_write_sealed(fd: int) -> bool:
-        """Whether *fd* is memory that nobody can write any more."""
-        try:
-            return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
-        except (OSError, OverflowError, ValueError):
-            return False
-
 else:
 
     def _anonymous_fd(nbytes: int, name: str) -> int:
@@ -217,7 +199,3 @@ else:
             os.close(fd)
             raise
         return fd
-
-    def is_write_sealed(fd: int) -> bool:  # noqa: ARG001  # as where there are seals
-        """Whether *fd* is memory that nobody can write any more: never, without seals."""
-        return False

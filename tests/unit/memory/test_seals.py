@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.memory import seals
-from penstock.memory.sealed_file import seal_chunks
-from penstock.memory.shared import is_write_sealed
+from penstock.memory import sealed_file
+from penstock.memory.sealed_file import is_write_sealed, seal_chunks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sealed files are Linux's")
 
@@ -48,7 +47,7 @@ def test_a_file_whose_pages_are_in_use_for_a_moment_is_sealed(
 def test_a_file_whose_pages_stay_in_use_is_refused_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(seals, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(sealed_file, "PATIENCE_S", 0.02)
     calls = busy(monkeypatch, 10**9)
     with pytest.raises(OSError, match="busy"):
         seal_chunks([memoryview(bytes(1 << 20))], 1 << 20)

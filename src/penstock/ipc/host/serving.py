@@ -29,7 +29,7 @@ from penstock.ipc.system import FUSE_DESCRIPTOR, SHRINK, is_sealed, start_thread
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
 from penstock.memory.mapping import OUT_OF_ROOM
-from penstock.memory.shared import is_write_sealed
+from penstock.memory.sealed_file import is_write_sealed
 
 logger: Final = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ import pytest
 from penstock.driverkit.artefact import Ports, ports_of
 from penstock.drivers.onnxruntime import loading, preparation
 from penstock.errors import GeneralFailure
-from penstock.memory.sealed_file import HAS_MEMFD, LEAST_SEALED
-from penstock.memory.shared import is_write_sealed
+from penstock.memory.sealed_file import HAS_MEMFD, LEAST_SEALED, is_write_sealed
 from tests.support_artefacts import network
 
 PORTS: Final = ports_of(network())
