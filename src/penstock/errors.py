@@ -35,9 +35,7 @@ import enum
 import errno
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
     from penstock.faults import Fault
@@ -58,7 +56,7 @@ class PenstockError(Exception):
     """Base of every error that Penstock raises deliberately."""
 
 
-class Place(Struct, frozen=True):
+class Place(NamedTuple):
     """A place in a model, as far as known. `str` gives it as text.
 
     *operation* and *operand* are indexes in the model; *operator* and *tensor* are indexes in its
@@ -79,8 +77,8 @@ class Place(Struct, frozen=True):
         words = [self.text] if self.text else []
         if self.subgraph is not None:
             words.append(f"subgraph {self.subgraph}")
-        numbers = {k: getattr(self, k) for k in ("operation", "operator", "operand", "tensor")}
-        words += [f"{kind} {number}" for kind, number in numbers.items() if number is not None]
+        numbers = zip(self._fields[1:5], self[1:5], strict=True)
+        words += [f"{kind} {number}" for kind, number in numbers if number is not None]
         label = f"{self.type} {self.name!r}" if self.type and self.name else self.type or self.name
         return ", ".join(words) + (f" ({label})" if label else "")
 
@@ -257,7 +255,7 @@ class RefusalCode(enum.Enum):
 _FORMS: Final = {RefusalCode.NO_ANSWER: "cannot be asked: {}"}
 
 
-class Refusal(Struct, frozen=True, array_like=True):
+class Refusal(NamedTuple):
     """Why a device does not run an operation. `str` gives the reason as text, including *detail*.
 
     *status* is the status of the driver's error, if the driver raised one instead of answering.

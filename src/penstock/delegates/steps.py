@@ -8,7 +8,6 @@ from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
-from msgspec.structs import replace
 
 from penstock import errors
 from penstock.delegates.api import call, name_of
@@ -84,7 +83,7 @@ def _of_the_whole(
     if where is not None and where.subgraph == 0 and where.operation is not None:
         at = where.operation
         known = cut.operations[at] if at < len(cut.operations) else at
-        where = replace(where, subgraph=subgraph, operation=known)
+        where = where._replace(subgraph=subgraph, operation=known)
     if isinstance(error, errors.ModelError):
         return type(error)(error.fault or error.message, where=where, offset=error.offset)
     return errors.PlacementError(error.message, error.refusals, where)

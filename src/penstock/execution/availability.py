@@ -72,7 +72,7 @@ def with_crash_details(error: errors.PlacementError) -> errors.PlacementError:
     if not lists_unavailable(error.refusals):
         return error
     refusals = {
-        name: replace(why, detail=with_last_crash(why.detail))
+        name: why._replace(detail=with_last_crash(why.detail))
         if _is_unavailable(why) and why.status is errors.ErrorStatus.DEAD_OBJECT
         else why
         for name, why in error.refusals.items()

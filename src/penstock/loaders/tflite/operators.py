@@ -159,7 +159,7 @@ def read_operator(
     place = Place(origin.subgraph, operator=origin.index)
     try:
         code = code_of(codes, table["opcode_index"])
-        place = replace(place, type=code.type)
+        place = place._replace(type=code.type)
         return _operator(file, code, origin, table, *limits)
     except ModelError as error:
         raise error.at(place) from None
