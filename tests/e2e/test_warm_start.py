@@ -63,10 +63,7 @@ UNWANTED: Final = (
     ],
     # What writes, waits, evicts, explains or seals.
     *(f"penstock.cache.{name}" for name in ["cache", "claim", "eviction", "lease"]),
-    *(
-        f"penstock.compilation.{name}"
-        for name in ["cache_faults", "filling", "pending", "receipt_text", "receipt_trace"]
-    ),
+    *(f"penstock.compilation.{name}" for name in ["cache_faults", "filling"]),
     "penstock.faults",
     *(f"penstock.sealed.{name}" for name in ["late", "replacing", "writing"]),
     # What other files, or other devices, need.

@@ -15,7 +15,7 @@ import penstock
 from penstock import blobcache, capsules, hal, memory, sealed
 from penstock.arguments import check_kind, path_of
 from penstock.cache import Cache, CacheInfo
-from penstock.compilation.receipt_trace import chrome_trace
+from penstock.compilation.receipt import chrome_trace
 from penstock.delegates import Delegate
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import InputError, InvalidArgument

@@ -128,7 +128,7 @@ def write_trace(path: Path, compiled: CompiledModel, outputs: Outputs, loaded: L
     """Writes the Chrome trace of load, compile and run, on one clock."""
     from json import dumps
 
-    from penstock.compilation.receipt_trace import chrome_trace
+    from penstock.compilation.receipt import chrome_trace
     from penstock.compilation.step_receipt import Span
 
     load = Span("load", os.path.basename(loaded.path), None, loaded.start_ns, loaded.load_ns)

@@ -226,7 +226,7 @@ def _begin(
     with options.recorder.time("compile", f"step {step.index}", meanwhile.name):
         prepared = calls.call_driver(meanwhile, moved, config)
     from penstock.compilation.cache_faults import fault_of
-    from penstock.compilation.pending import PendingStep
+    from penstock.compilation.prepared import PendingStep
 
     fault = fault_of(NotYetWritten(f"{STILL_COMPILING} on {device.name}"))
     missed = CacheOutcome("miss", fault.words, code=fault.code)

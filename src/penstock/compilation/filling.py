@@ -23,7 +23,7 @@ from penstock.compilation.cache_faults import (
 )
 from penstock.compilation.calls import call_driver, call_driver_from_cache, describe, report_of
 from penstock.compilation.entry import Caching, Entry, Obtained, compiled, hit, with_files
-from penstock.compilation.pending import token_while_waiting
+from penstock.compilation.prepared import token_while_waiting
 from penstock.compilation.step_receipt import CacheOutcome, Recorder
 from penstock.hal import NO_TOKEN, CacheHandle, CacheReport, Device, PrepareConfig, ProgressEvent
 from penstock.logs import Log

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock import Policy
 from penstock.compilation import prepared
-from penstock.compilation.pending import PendingStep
+from penstock.compilation.prepared import PendingStep
 from penstock.execution import executable
 from penstock.hal import PrepareConfig
 from tests.support_caching import CachingDevice

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock import hal
 from penstock.compilation import CopyReceipt, Failure, KernelReceipt, Receipt, Span, StepReceipt
-from penstock.compilation.receipt_trace import chrome_trace
+from penstock.compilation.receipt import chrome_trace
 from penstock.ir import DType, Model, ModelBuilder, Operand
 from penstock.partitioning import Policy
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, add_relu, f32
