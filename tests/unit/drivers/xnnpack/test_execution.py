@@ -310,7 +310,11 @@ def test_a_closed_model_is_refused_and_runs_under_way_end() -> None:
     each = prepared(deep())
     given, out = np.zeros((400, 400), np.float32), np.ones((400, 400), np.float32)
     running = threading.Thread(target=execute, args=(each, [given], [out]))
+    interpreters = vars(each)["_free"]
     running.start()
+    # The run is under way once it has taken the interpreters.
+    while interpreters and running.is_alive():
+        time.sleep(0)
     each.close()
     each.close()
     running.join()
