@@ -18,6 +18,7 @@ from penstock.compilation import calls
 from penstock.compilation.prepared import (
     Compilation,
     CompileOptions,
+    PendingStep,
     PreparedStep,
     close_all,
 )
@@ -226,7 +227,6 @@ def _begin(
     with options.recorder.time("compile", f"step {step.index}", meanwhile.name):
         prepared = calls.call_driver(meanwhile, moved, config)
     from penstock.compilation.cache_faults import fault_of
-    from penstock.compilation.prepared import PendingStep
 
     fault = fault_of(NotYetWritten(f"{STILL_COMPILING} on {device.name}"))
     missed = CacheOutcome("miss", fault.words, code=fault.code)

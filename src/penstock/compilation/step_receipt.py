@@ -33,8 +33,11 @@ class CacheOutcome(msgspec.Struct, frozen=True):
     @property
     def is_to_be_written(self) -> bool:
         """Whether the driver keeps the files open, to write them when its compile has ended."""
-        code = self.not_saved_code
-        return code is not None and code.name == "NOT_YET_WRITTEN"
+        if self.not_saved_code is None:
+            return False
+        from penstock.compilation.cache_faults import CacheCode
+
+        return self.not_saved_code is CacheCode.NOT_YET_WRITTEN
 
     def __str__(self) -> str:
         text = f"{self.outcome}: {self.reason}" if self.reason else self.outcome

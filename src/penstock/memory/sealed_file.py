@@ -43,7 +43,7 @@ MOST_WRITTEN: Final = 1 << 26
 """Most bytes written by one system call."""
 
 PATIENCE_S: Final = 2.0
-"""Seconds in which the kernel must let go of the pages of a file that is to be sealed."""
+"""Most seconds that `add_seals` waits while the kernel uses a page of the file."""
 
 PAUSE_S: Final = 0.005
 

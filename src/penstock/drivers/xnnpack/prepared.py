@@ -29,8 +29,7 @@ NAMES: Final = {"xnnpack": "XNNPACK", "builtin": "LiteRT's built-in kernels"}
 class XnnpackPreparedModel(hal.PreparedModelBase):
     """A model as *files*, in execution order. Each run takes a set of interpreters from a free list
     and returns it. *first* is the first set. *state* copies the model's state, if it has one of
-    several arrays. *detections* has the outputs of each operation `DETECTION`. *report* says
-    whether the cache has the files.
+    several arrays. *detections* has the outputs of each operation `DETECTION`.
     """
 
     def __init__(
@@ -40,9 +39,8 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         first: list[Runner],
         state: StateCopies | None = None,
         detections: Sequence[Sequence[int]] = (),
-        report: hal.CacheReport = hal.NO_CACHE_REPORT,
     ) -> None:
-        self.model, self.cache_report = model, report
+        self.model = model
         self._files = files
         self._free: deque[list[Runner]] = deque([first], MOST_KEPT)
         self._forks, self._closed = engine.forks, False
@@ -52,8 +50,9 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         constant = [i for i in entry.outputs if entry.operands[i].is_constant]
         self._constants = {i: model.constant(entry.operands[i]) for i in constant}
         self.detections = detections
-        self._whole = self._is_whole()
-        self._direct = self._whole and not detections
+        self.is_whole = self._is_whole()
+        """Whether one file, whose tensors never move, has the inputs and outputs of the request."""
+        self._direct = self.is_whole and not detections
         read = files[0].part.all_inputs if self._direct else ()
         # Positions of the request's inputs that the fast path reads; None for all, in order.
         self._read = None if read == entry.inputs else [entry.inputs.index(i) for i in read]
@@ -122,11 +121,6 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
         """Closes the model. Runs that have begun finish with their own interpreters."""
         self._closed = True
         self._free = deque(maxlen=0)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether one file, whose tensors never move, has the inputs and outputs of the request."""
-        return self._whole
 
     def _is_whole(self) -> bool:
         if len(self._files) != 1 or not self._files[0].static:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from penstock import errors, hal
-from penstock.driverkit.engine import report_of
+from penstock.driverkit.engine import check_limits, report_of
 from penstock.driverkit.unrolling import flattened
 from penstock.drivers.xnnpack import artefact
 from penstock.drivers.xnnpack.engine import last_line
@@ -36,7 +36,7 @@ def prepare(device: XnnpackDevice, model: Model, config: hal.PrepareConfig) -> X
     interpreter of it, and saves the file. Raises `GeneralFailure` with the operation's name, or
     with LiteRT's message.
     """
-    _check(config)
+    check_limits(config)
     shaped = fold_shapes(flattened(model))
     segments = make_segments(shaped.model, classify(shaped.model, device.kernels), config.accuracy)
     threads = config.num_threads or DEFAULT_THREADS
@@ -45,10 +45,10 @@ def prepare(device: XnnpackDevice, model: Model, config: hal.PrepareConfig) -> X
         places = dict.fromkeys(shaped.origins[i] for i in planned.part.operations)
         part = replace(planned.part, operations=tuple(places))
         file = File(part, _written(planned), threads, has_static_shapes(planned.model))
-        _check(config)
+        check_limits(config)
         files.append(file)
         runners.append(file.open())
-    _check(config)
+    check_limits(config)
     detections = [o.outputs for o in model.entry.operations if o.key == DETECTION]
     made = XnnpackPreparedModel(model, files, runners, state_copies(model), detections)
     made.cache_report = _saved(device, made, model, files, config)
@@ -90,10 +90,3 @@ def _written(segment: Segment) -> bytes:
     for pool in segment.model.pools:
         pool.unload()
     return content
-
-
-def _check(config: hal.PrepareConfig) -> None:
-    """Raises if the token is set or the deadline has passed."""
-    if config.cancel is not None:
-        config.cancel.check()
-    hal.check_deadline(config.deadline_ns)
