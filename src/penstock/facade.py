@@ -27,6 +27,7 @@ class Uncollected:
         self._lock = allocate_lock()
         self._holders = 0
         self._enabled = False
+        self._frozen = False
 
     def __enter__(self) -> None:
         with self._lock:
@@ -39,7 +40,7 @@ class Uncollected:
         with self._lock:
             self._holders = max(0, self._holders - 1)
             if not self._holders and self._enabled:
-                _make_old()
+                self._make_old()
                 gc.enable()
 
     def forget(self) -> None:
@@ -49,12 +50,15 @@ class Uncollected:
             gc.enable()
         self._holders = 0
 
+    def _make_old(self) -> None:
+        """Moves every object to the oldest generation, unless the program has frozen some itself.
 
-def _make_old() -> None:
-    """Moves every object to the oldest generation, unless the program has frozen some itself."""
-    if not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()
+        Python counts frozen objects one by one, so a program that froze some is asked once only.
+        """
+        self._frozen = self._frozen or gc.get_freeze_count() > 0
+        if not self._frozen:
+            gc.freeze()
+            gc.unfreeze()
 
 
 uncollected: Final = Uncollected()

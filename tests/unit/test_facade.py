@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,6 +55,21 @@ def test_collections_pause_in_nested_blocks_and_stay_as_they_were() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_program_that_froze_its_objects_is_asked_for_them_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python counts them one by one, which takes a tenth of a second for a million."""
+    count = Mock(return_value=1_000_000)
+    monkeypatch.setattr("gc.get_freeze_count", count)
+    monkeypatch.setattr("gc.unfreeze", lambda: pytest.fail("the program's objects are unfrozen"))
+    pause = Uncollected()
+    for _ in range(3):
+        with pause:
+            pass
+    assert count.call_count == 1
+    assert gc.isenabled()
 
 
 def test_an_import_on_first_use_collects_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
