@@ -49,7 +49,7 @@ class Word:
     """
 
     KERNEL: Final = 10
-    """A number, written by the run: the kernel that runs, or ran last."""
+    """A number, written by the run: the kernel that runs; the number of kernels when it ended."""
 
     ELSEWHERE: Final = 11
     """As KERNEL, written by the other threads of the run."""

@@ -57,7 +57,7 @@ def test_the_times_of_kernels_fill_the_run() -> None:
         assert abs(first.start_ns + first.duration_ns - second.start_ns) <= 1
 
 
-def test_stamps_rise_and_the_frame_names_the_last_kernel() -> None:
+def test_stamps_rise_and_the_frame_names_no_kernel_behind_the_last() -> None:
     made = LlvmDevice().prepare_model(network(), PrepareConfig(num_threads=2))
     assert isinstance(made, LlvmPreparedModel)
     assert made.executable is not None
@@ -68,8 +68,8 @@ def test_stamps_rise_and_the_frame_names_the_last_kernel() -> None:
     assert len(run.times) == kernels + 1
     assert np.all(np.diff(run.times) >= 0)
     assert run.times[0] > 0
-    # Another thread of the run may have executed it.
-    assert max(run.frame[Word.KERNEL], run.frame[Word.ELSEWHERE]) == kernels - 1
+    # Else a fault early in the next run would be taken for one of this run's last kernel.
+    assert run.frame[Word.KERNEL] == kernels
     ns = machine.ns_a_tick(code.image)
     assert 0.1 < ns < 1000
     assert 0 < (run.times[-1] - run.times[0]) * ns < 10**10

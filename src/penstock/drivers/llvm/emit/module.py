@@ -239,8 +239,8 @@ class Module:
             given = f"ptr {self._marker}, i64 {number}, i1 {self._counted}, ptr {times}"
             f.line(f"call void @mark({given}, i64 {place()})")
             return
-        if number < count:
-            f.store(Reg(str(number), "i64"), self._marker, 8)
+        # Also behind the last kernel: a fault in the next run may come before this thread's mark.
+        f.store(Reg(str(number), "i64"), self._marker, 8)
         f.when(self._counted, lambda: f.line(f"call void @stamp(ptr {times}, i64 {place()})"))
 
     def pointer(self, tensor: int) -> str:
