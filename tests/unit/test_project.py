@@ -18,7 +18,13 @@ PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("u
 LOCK = (ROOT / "requirements.lock").read_text("utf-8")
 
 # Import names that differ from the distribution's.
-DISTRIBUTION = {"PIL": "pillow", "ml_dtypes": "ml-dtypes"}
+DISTRIBUTION = {
+    "PIL": "pillow",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "ml_dtypes": "ml-dtypes",
+    "prometheus_client": "prometheus-client",
+}
 # Below every contract, and so in none of their lists.
 LEAVES = {
     *(
@@ -75,9 +81,12 @@ def packages() -> set[str]:
     return found - LEAVES
 
 
-def third_party_imports() -> set[str]:
+def third_party_imports(folder: str = "", but: str = "") -> set[str]:
+    """Distributions that the package imports: its *folder* alone, or all *but* one folder."""
     names: set[str] = set()
-    for path in SOURCE.rglob("*.py"):
+    for path in (SOURCE / folder).rglob("*.py"):
+        if but and path.is_relative_to(SOURCE / but):
+            continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Import):
                 names.update(alias.name.split(".")[0] for alias in node.names)
@@ -99,9 +108,15 @@ def test_lock_names_no_host() -> None:
 
 
 def test_dependencies_are_those_the_package_imports() -> None:
-    """Only `penstock.testing.strategies` imports something of an extra: hypothesis, of `test`."""
+    """Of extras, `penstock.testing.strategies` imports hypothesis, of `test`, and `penstock.serve`
+    all that `serve` lists.
+    """
     wanted = requirement_names(PYPROJECT["project"]["dependencies"])
-    assert third_party_imports() - wanted == {"hypothesis"}
+    serving = third_party_imports("serve") - wanted
+    extra = requirement_names(PYPROJECT["project"]["optional-dependencies"]["serve"])
+    assert serving == extra
+    assert third_party_imports() - wanted == {"hypothesis", *serving}
+    assert third_party_imports(but="serve") - wanted == {"hypothesis"}
     assert wanted - third_party_imports() == set()
     assert "hypothesis" in requirement_names(PYPROJECT["project"]["optional-dependencies"]["test"])
     importers = [
@@ -172,7 +187,7 @@ def test_install_commands_of_errors_name_extras_that_exist() -> None:
                 (extra,) = node.args
                 assert isinstance(extra, ast.Constant), f"{path}: the extra is not written out"
                 called.add(extra.value)
-    assert called == {"onnx", "onnxruntime", "openvino", "xnnpack"}
+    assert called == {"onnx", "onnxruntime", "openvino", "serve", "xnnpack"}
     assert called <= set(PYPROJECT["project"]["optional-dependencies"])
     assert distribution.install_command("onnx") == "pip install 'penstock-nn[onnx]'"
     assert PYPROJECT["project"]["name"] == distribution.DISTRIBUTION

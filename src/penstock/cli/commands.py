@@ -62,6 +62,7 @@ COMMANDS: Final[Mapping[str, Home]] = {
         "replay",
         "Run the step in the capsule FILE again, and say whether its failure repeats.",
     ),
+    "serve": Home("serve", "serve", "Answer requests for models over REST and gRPC."),
     "devices": Home(
         "devices", "devices", "List every device, and why it cannot be used if it cannot."
     ),

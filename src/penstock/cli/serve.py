@@ -1,0 +1,175 @@
+"""`penstock serve`: answers requests for models over REST and gRPC, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+from penstock.cli import opening, options
+from penstock.cli.declarations import argument, option
+from penstock.cli.failures import UsageError
+from penstock.cli.output import Output, milliseconds
+from penstock.distribution import install_command
+from penstock.errors import InputError, NotAvailable, counted
+
+if TYPE_CHECKING:
+    from penstock.serve import Server
+
+OFF = -1
+"""A port that turns its transport off."""
+
+
+def serve(
+    output: Output,
+    models: Annotated[
+        list[str],
+        argument("MODEL", "A model file, NAME=FILE, or a directory of NAME/VERSION/FILE."),
+    ],
+    host: Annotated[
+        str, option("--host HOST", "The address to listen on; 0.0.0.0 for all of this machine's.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, option("--port N", "The port for REST; 0 for a free one, -1 for none.", least=OFF)
+    ] = 8000,
+    grpc_port: Annotated[
+        int, option("--grpc-port N", "The port for gRPC; 0 for a free one, -1 for none.", least=OFF)
+    ] = 8001,
+    device: options.Devices = None,
+    accuracy: options.Accuracy = None,
+    placement: options.Placement = None,
+    threads: options.Threads = None,
+    shape: options.Shapes = None,
+    no_cache: Annotated[bool, option("--no-cache", "Compile anew, and save nothing.")] = False,
+    max_batch: Annotated[
+        int,
+        option("--max-batch N", "Most rows that requests share in one run; 1: none.", least=1),
+    ] = 1,
+    max_delay: Annotated[
+        float,
+        option("--max-delay MS", "Milliseconds that a request waits for others.", least=0),
+    ] = 0.0,
+    running: Annotated[
+        int, option("--running N", "Runs of one model at the same time.", least=1)
+    ] = 1,
+    queue: Annotated[
+        int, option("--queue N", "Requests that wait for one model; more get 503.", least=1)
+    ] = 64,
+    max_body: Annotated[
+        int, option("--max-body MIB", "Greatest size of a request in MiB.", least=1)
+    ] = 64,
+    token_file: Annotated[
+        str | None, option("--token-file F", "A file with the bearer token of requests.")
+    ] = None,
+    admin_token_file: Annotated[
+        str | None,
+        option("--admin-token-file F", "A file with the token of repository calls; allows them."),
+    ] = None,
+    tls_certificate: Annotated[
+        str | None, option("--tls-certificate F", "The server's certificate chain (PEM).")
+    ] = None,
+    tls_key: Annotated[
+        str | None, option("--tls-key F", "The private key of the certificate (PEM).")
+    ] = None,
+    drain: Annotated[
+        float, option("--drain S", "Seconds that requests have to end at SIGTERM.", least=0)
+    ] = 30.0,
+    log: Annotated[
+        bool, option("--log", "Log each inference as a line of JSON on stderr.")
+    ] = False,
+) -> None:
+    """Answer requests for models over REST and gRPC.
+
+    The Open Inference Protocol, version 2: clients for it (tritonclient, KServe's) work unchanged.
+    Listens on this machine alone unless --host says otherwise, and ends with SIGTERM or Ctrl-C.
+    Needs the extra `serve`.
+    """
+    try:
+        from penstock.serve.access import Access, read_token
+        from penstock.serve.server import Address, Server
+    except ImportError as error:
+        raise NotAvailable(
+            f"{error.name} is not installed; {install_command('serve')} installs what serving needs"
+        ) from error
+    from penstock.serve import (
+        Batching,
+        CompileSettings,
+        Limits,
+        ModelRepository,
+        Service,
+        Settings,
+        sources_of,
+    )
+
+    opening.check_devices(device or (), usable=True)
+    try:
+        settings = Settings(
+            CompileSettings(
+                tuple(device or ()),
+                opening.policy_of(accuracy, placement),
+                threads,
+                not no_cache,
+                running,
+                options.parse_shapes(shape) or None,
+            ),
+            Batching(max_batch, max_delay / 1000),
+            Limits(body=max_body << 20, body_total=max(8 * max_body, 512) << 20, queue=queue),
+        )
+        address = Address(
+            host,
+            None if port == OFF else port,
+            None if grpc_port == OFF else grpc_port,
+            tls_certificate,
+            tls_key,
+        )
+        access = Access(read_token(token_file), read_token(admin_token_file))
+        sources = sources_of(models)
+    except InputError as error:
+        raise UsageError(str(error)) from error
+    opening.warn_of_settings(output)
+    if log:
+        log_requests()
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    repository = ModelRepository(sources, settings)
+    with Server(Service(repository, settings), address, access, drain) as server:
+        announce(output, server, host, is_exposed=access.is_open and not _is_local(host))
+        for name in repository.names:
+            if ended.is_set():
+                return
+            seconds = repository.load(name)
+            output.line(f"model {name}: ready after {milliseconds(int(seconds * 1e9))}")
+        output.line(f"ready: {counted(len(repository.names), 'model')}")
+        ended.wait()
+        output.line("shutting down: requests in progress end first")
+
+
+def log_requests() -> None:
+    """Logs each inference on stderr."""
+    import logging
+
+    from penstock.serve.metrics import JsonLines
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logger = logging.getLogger("penstock.serve")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+def announce(output: Output, server: Server, host: str, *, is_exposed: bool) -> None:
+    """Says where *server* listens, and warns if everybody may ask it."""
+    if server.port is not None:
+        output.line(f"REST on {host} port {server.port}")
+    if server.grpc_port is not None:
+        output.line(f"gRPC on {host} port {server.grpc_port}")
+    output.json({"host": host, "port": server.port, "grpc_port": server.grpc_port})
+    if is_exposed:
+        output.warnings(
+            ["everybody who reaches this address may ask; --token-file asks for a token"]
+        )
+
+
+def _is_local(host: str) -> bool:
+    return host in {"localhost", "::1"} or host.startswith("127.")

@@ -1,0 +1,43 @@
+"""Serves models over the network: the Open Inference Protocol, version 2 (docs/serving.md).
+
+Needs the extra `serve`. `penstock serve` is the program; from Python:
+
+    from penstock.serve import ModelRepository, Server, Service, Settings, sources_of
+
+    settings = Settings()
+    repository = ModelRepository(sources_of(["net.tflite"]), settings)
+    for name in repository.names:
+        repository.load(name)
+    with Server(Service(repository, settings)) as server:
+        ...
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.facade import lazily
+
+if TYPE_CHECKING:
+    from penstock.serve.access import Access as Access
+    from penstock.serve.repository import (
+        ModelRepository as ModelRepository,
+        Source as Source,
+        sources_of as sources_of,
+    )
+    from penstock.serve.server import Address as Address, Server as Server
+    from penstock.serve.service import Service as Service
+    from penstock.serve.settings import (
+        Batching as Batching,
+        CompileSettings as CompileSettings,
+        Limits as Limits,
+        Settings as Settings,
+    )
+
+NAMES: Final = {
+    "access": "Access",
+    "repository": "ModelRepository Source sources_of",
+    "server": "Address Server",
+    "service": "Service",
+    "settings": "Batching CompileSettings Limits Settings",
+}
+
+__getattr__ = lazily(__name__, NAMES)

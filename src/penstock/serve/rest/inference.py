@@ -1,0 +1,197 @@
+"""Requests of inferences as JSON with binary tensors behind it, and answers of the same form."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from penstock.serve import datatypes
+from penstock.serve.datatypes import NAMES, dtype_named, shape_of
+from penstock.serve.errors import InvalidRequest, RequestTooLarge
+from penstock.serve.receipts import parameters_of
+from penstock.serve.settings import Limits
+from penstock.serve.values import (
+    InferAnswer,
+    InferInput,
+    InferRequest,
+    check_parameters,
+    deadline_of,
+    priority_of,
+)
+
+HEADER_LENGTH: Final = "inference-header-content-length"
+"""The HTTP header with the size of the JSON part; without it the whole body is JSON."""
+
+GZIP_OR_ZLIB: Final = 47
+"""The window of `zlib` that recognises both forms."""
+
+
+class Tensor(Struct):
+    """An input in JSON. *data* is absent if it is binary."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, Any] = {}
+    data: list[Any] | None = None
+
+
+class WantedOutput(Struct):
+    """An output that the client names."""
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class Body(Struct):
+    """The JSON part of a request."""
+
+    inputs: list[Tensor]
+    id: str = ""
+    outputs: list[WantedOutput] = []
+    parameters: dict[str, Any] = {}
+
+
+_decoder: Final = msgspec.json.Decoder(Body)
+
+
+class Parsed(Struct, frozen=True):
+    """A request, and which outputs go back in binary form: *binary* by name, *default* else."""
+
+    request: InferRequest
+    binary: Mapping[str, bool]
+    default: bool
+
+    def is_binary(self, output: str) -> bool:
+        return self.binary.get(output, self.default)
+
+
+def parse(
+    body: bytes, header_length: str | None, model: str, version: str, limits: Limits
+) -> Parsed:
+    """The request in *body*. Raises `InvalidRequest`, `RequestTooLarge`."""
+    now_ns = time.monotonic_ns()
+    view = memoryview(body)
+    size = _header_size(header_length, len(view), limits)
+    try:
+        given = _decoder.decode(view[:size])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the JSON of the request: {error}") from None
+    if len(given.inputs) > limits.tensors or len(given.outputs) > limits.tensors:
+        raise RequestTooLarge(f"a request has at most {limits.tensors} inputs and outputs")
+    check_parameters(given.parameters)
+    inputs, at = [], size
+    for tensor in given.inputs:
+        where = f"input {tensor.name!r}"
+        dtype = dtype_named(tensor.datatype, where)
+        shape = shape_of(tensor.shape, limits, where)
+        nbytes = tensor.parameters.get("binary_data_size")
+        if "shared_memory_region" in tensor.parameters:
+            raise InvalidRequest(f"{where}: shared memory is not supported")
+        if nbytes is None:
+            array = datatypes.from_list(tensor.data, dtype, shape, where)
+        else:
+            if type(nbytes) is not int or not 0 <= nbytes <= len(view) - at:
+                raise InvalidRequest(
+                    f"{where}: binary_data_size {nbytes!r} is no size within the request"
+                )
+            if tensor.data is not None:
+                raise InvalidRequest(f"{where} has both data and binary_data_size")
+            array = datatypes.from_bytes(view[at : at + nbytes], dtype, shape, where)
+            at += nbytes
+        inputs.append(InferInput(tensor.name, tensor.datatype, array))
+    if at != len(view):
+        raise InvalidRequest(f"{len(view) - at} bytes follow the last input")
+    request = InferRequest(
+        model,
+        tuple(inputs),
+        version,
+        given.id,
+        _output_names(given.outputs),
+        priority_of(given.parameters.get("priority")),
+        deadline_of(given.parameters.get("timeout"), now_ns),
+        full_receipt=given.parameters.get("receipt") is True,
+    )
+    chosen = {
+        output.name: output.parameters["binary_data"] is True
+        for output in given.outputs
+        if "binary_data" in output.parameters
+    }
+    return Parsed(request, chosen, given.parameters.get("binary_data_output") is True)
+
+
+def rendered(answer: InferAnswer, parsed: Parsed) -> tuple[bytes, dict[str, str]]:
+    """The body of the answer, and its headers. Raises `InvalidRequest`."""
+    outputs: list[dict[str, Any]] = []
+    binary: list[bytes] = []
+    for name, array in answer.outputs.items():
+        output: dict[str, Any] = {
+            "name": name,
+            "datatype": NAMES[datatypes.dtype_of_array(array)],
+            "shape": list(array.shape),
+        }
+        if parsed.is_binary(name):
+            data = datatypes.to_bytes(array)
+            output["parameters"] = {"binary_data_size": len(data)}
+            binary.append(data)
+        else:
+            output["data"] = datatypes.to_list(array)
+        outputs.append(output)
+    head: dict[str, Any] = {
+        "model_name": answer.model,
+        "model_version": answer.version,
+        "parameters": parameters_of(answer),
+        "outputs": outputs,
+    }
+    if answer.id:
+        head["id"] = answer.id
+    encoded = msgspec.json.encode(head)
+    if not binary:
+        return encoded, {"content-type": "application/json"}
+    headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(len(encoded))}
+    return b"".join([encoded, *binary]), headers
+
+
+def decompressed(body: bytes, encoding: str, limit: int) -> bytes:
+    """*body* without its `Content-Encoding`. Raises `InvalidRequest`, `RequestTooLarge`."""
+    if encoding in {"", "identity"}:
+        return body
+    if encoding not in {"gzip", "deflate"}:
+        raise InvalidRequest(f"content encoding {encoding!r} is not gzip or deflate")
+    stream = zlib.decompressobj(GZIP_OR_ZLIB)
+    try:
+        plain = stream.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is no valid {encoding}: {error}") from None
+    if len(plain) > limit:
+        raise RequestTooLarge(f"the decompressed body has more than {limit} bytes")
+    if not stream.eof:
+        raise InvalidRequest(f"the body ends within its {encoding} data")
+    return plain
+
+
+def _header_size(header_length: str | None, total: int, limits: Limits) -> int:
+    """The size of the JSON part. Raises `InvalidRequest`, `RequestTooLarge`."""
+    if header_length is None:
+        return total
+    if not header_length.isascii() or not header_length.isdecimal() or len(header_length) > 12:
+        raise InvalidRequest(f"header {HEADER_LENGTH}: {header_length[:40]!r} is no size")
+    size = int(header_length)
+    if size > total:
+        raise InvalidRequest(f"header {HEADER_LENGTH} is {size}, the body has {total} bytes")
+    datatypes.check_size(size, limits.header, "the JSON of a request with binary tensors")
+    return size
+
+
+def _output_names(wanted: Sequence[WantedOutput]) -> tuple[str, ...]:
+    for output in wanted:
+        if output.parameters.get("classification"):
+            raise InvalidRequest(f"output {output.name!r}: classification is not supported")
+        if "shared_memory_region" in output.parameters:
+            raise InvalidRequest(f"output {output.name!r}: shared memory is not supported")
+    return tuple(dict.fromkeys(output.name for output in wanted))

@@ -1,0 +1,133 @@
+"""Messages of inferences to requests, and answers to messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.hal import CancelToken
+from penstock.ir import DType, NDArray
+from penstock.serve import datatypes
+from penstock.serve.datatypes import NAMES, dtype_named, shape_of
+from penstock.serve.errors import InvalidRequest, RequestTooLarge
+from penstock.serve.receipts import parameters_of
+from penstock.serve.rpc.schema import protocol
+from penstock.serve.settings import Limits
+from penstock.serve.values import (
+    InferAnswer,
+    InferInput,
+    InferRequest,
+    check_parameters,
+    deadline_of,
+    priority_of,
+)
+
+CONTENTS: Final[dict[DType, str]] = {
+    DType.BOOL: "bool_contents",
+    **dict.fromkeys((DType.INT8, DType.INT16, DType.INT32), "int_contents"),
+    **dict.fromkeys((DType.UINT8, DType.UINT16, DType.UINT32), "uint_contents"),
+    DType.INT64: "int64_contents",
+    DType.UINT64: "uint64_contents",
+    DType.FLOAT32: "fp32_contents",
+    DType.FLOAT64: "fp64_contents",
+    DType.STRING: "bytes_contents",
+}
+
+
+def size_of(message: Any) -> int:
+    """Bytes of the tensors in a request."""
+    return sum(map(len, message.raw_input_contents)) or message.ByteSize()
+
+
+def parse(message: Any, limits: Limits, cancel: CancelToken, seconds: float | None) -> InferRequest:
+    """The request in a `ModelInferRequest`; its client waits *seconds*, None for ever.
+
+    Raises `InvalidRequest`, `RequestTooLarge`.
+    """
+    now_ns = time.monotonic_ns()
+    if max(len(message.inputs), len(message.outputs)) > limits.tensors:
+        raise RequestTooLarge(f"a request has at most {limits.tensors} inputs and outputs")
+    parameters = values_of(message.parameters)
+    check_parameters(parameters)
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise InvalidRequest(
+            f"{len(raw)} raw_input_contents were given for {len(message.inputs)} inputs"
+        )
+    inputs = []
+    for place, tensor in enumerate(message.inputs):
+        where = f"input {tensor.name!r}"
+        dtype = dtype_named(tensor.datatype, where)
+        shape = shape_of(tuple(tensor.shape), limits, where)
+        if "shared_memory_region" in tensor.parameters:
+            raise InvalidRequest(f"{where}: shared memory is not supported")
+        if raw:
+            if tensor.HasField("contents"):
+                raise InvalidRequest(f"{where} has both contents and raw_input_contents")
+            array = datatypes.from_bytes(raw[place], dtype, shape, where)
+        else:
+            array = _from_contents(tensor.contents, dtype, shape, where)
+        inputs.append(InferInput(tensor.name, tensor.datatype, array))
+    for output in message.outputs:
+        if "classification" in output.parameters or "shared_memory_region" in output.parameters:
+            raise InvalidRequest(f"output {output.name!r}: its parameters are not supported")
+    deadline_ns = deadline_of(parameters.get("timeout"), now_ns)
+    if seconds is not None:
+        client_ns = now_ns + int(seconds * 1e9)
+        deadline_ns = client_ns if deadline_ns is None else min(client_ns, deadline_ns)
+    return InferRequest(
+        message.model_name,
+        tuple(inputs),
+        message.model_version,
+        message.id,
+        tuple(dict.fromkeys(output.name for output in message.outputs)),
+        priority_of(parameters.get("priority")),
+        deadline_ns,
+        cancel,
+        parameters.get("receipt") is True,
+    )
+
+
+def rendered(answer: InferAnswer) -> Any:
+    """The `ModelInferResponse` of *answer*; its tensors are raw."""
+    message = protocol().messages["ModelInferResponse"](
+        model_name=answer.model, model_version=answer.version, id=answer.id
+    )
+    for name, value in parameters_of(answer).items():
+        message.parameters[name].string_param = str(value)
+    for name, array in answer.outputs.items():
+        message.outputs.add(
+            name=name, datatype=NAMES[datatypes.dtype_of_array(array)], shape=array.shape
+        )
+        message.raw_output_contents.append(datatypes.to_bytes(array))
+    return message
+
+
+def values_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a message's parameters by name."""
+    found = {}
+    for name, parameter in parameters.items():
+        chosen = parameter.WhichOneof("parameter_choice")
+        if chosen is not None:
+            found[name] = getattr(parameter, chosen)
+    return found
+
+
+def _from_contents(contents: Any, dtype: DType, shape: tuple[int, ...], where: str) -> NDArray:
+    """The array in the field of *contents* that belongs to *dtype*. Raises `InvalidRequest`."""
+    field = CONTENTS.get(dtype)
+    if field is None:
+        raise InvalidRequest(f"{where}: {NAMES[dtype]} must be given as raw_input_contents")
+    values = list(getattr(contents, field))
+    if len(values) != int(np.prod(shape, dtype=object)):
+        raise InvalidRequest(
+            f"{where}: {field} has {len(values)} elements, shape {list(shape)} needs others"
+        )
+    if dtype is DType.STRING:
+        array: NDArray = np.empty(len(values), object)
+        array[:] = values
+        return array.reshape(shape)
+    return datatypes.from_list(values, dtype, shape, where)

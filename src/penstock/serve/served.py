@@ -1,0 +1,290 @@
+"""One version of a model: a compiled form and a queue for each signature, warmed before use."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+import penstock
+from penstock.arguments import there_are
+from penstock.errors import PenstockError
+from penstock.execution import CompiledModel, Outputs
+from penstock.hal import Priority
+from penstock.ir import DType, Model, NDArray, Operand
+from penstock.ir.types import static_shape
+from penstock.serve import batching
+from penstock.serve.datatypes import NAMES
+from penstock.serve.errors import InvalidRequest, UnknownModel
+from penstock.serve.scheduling import Job, RequestQueue
+from penstock.serve.settings import Settings
+from penstock.serve.values import InferAnswer, InferInput, InferRequest
+
+DEFAULT_SIGNATURE: Final = "serving_default"
+
+
+class Unservable(PenstockError):
+    """The model has an input or output that the protocol cannot carry."""
+
+
+class Result(Struct, frozen=True):
+    """The outputs of one job, and the run that they came from."""
+
+    outputs: Mapping[str, NDArray]
+    run: Outputs
+
+
+class ServedSignature:
+    """A signature of a model, compiled. *signature* None is a model without signatures."""
+
+    def __init__(self, model: Model, signature: str | None, settings: Settings) -> None:
+        chosen = settings.compile
+        self.compiled: CompiledModel = penstock.compile(
+            model,
+            devices=chosen.devices or None,
+            signature=signature,
+            num_threads=chosen.threads,
+            shapes=_known_shapes(model, signature, chosen.shapes),
+            policy=chosen.policy,
+            cache=chosen.cache,
+        )
+        self.inputs = _named(self.compiled.inputs, "input")
+        self.outputs = _named(self.compiled.outputs, "output")
+        for operand in (*self.inputs, *self.outputs):
+            if operand.dtype not in NAMES:
+                self.compiled.close()
+                kind = operand.dtype.value
+                raise Unservable(f"{operand.name!r} is {kind}, which the protocol cannot carry")
+        self._has_state = bool(self.compiled.model.entry.states)
+        rows = settings.batching.rows
+        self.is_batched = (
+            rows > 1
+            and not self._has_state
+            and batching.is_open(self.inputs)
+            and batching.is_open(self.outputs)
+        )
+        self._sizes = settings.batching.sizes if self.is_batched else (1,)
+        self.queue = RequestQueue(
+            self._execute,
+            settings.limits.queue,
+            running=chosen.running,
+            rows=rows if self.is_batched else 1,
+            sizes=self._sizes,
+            delay=settings.batching.delay,
+        )
+
+    def warm(self) -> None:
+        """Runs once on zeros, with each batch that may run, so that no request waits for a compile.
+
+        A model with an unknown dimension besides the batch is compiled when its shapes are known.
+        """
+        for rows in self._sizes:
+            zeros = {}
+            for operand in self.inputs:
+                shape = operand.shape
+                if shape and shape[0] is None and batching.is_open(self.inputs):
+                    shape = (rows, *shape[1:])
+                known = static_shape(shape)
+                if known is None:
+                    return
+                blank: object = b"" if operand.dtype is DType.STRING else 0
+                zeros[operand.name] = np.full(known, blank, operand.dtype.numpy)
+            self._run(zeros, None, batching.AllTokens([penstock.CancelToken()]))
+
+    def infer(self, request: InferRequest, version: str) -> InferAnswer:
+        """Runs *request* in its turn. Raises the errors of `RequestQueue.run` and of the run."""
+        arrays = self._arrays(request.inputs)
+        names = self._output_names(request.outputs)
+        rows = batching.rows_of(arrays) if self.is_batched else None
+        job = Job(
+            arrays,
+            rows=rows or 1,
+            key=None if rows is None else batching.key_of(arrays),
+            priority=request.priority,
+            deadline_ns=request.deadline_ns,
+            cancel=request.cancel,
+        )
+        self.queue.run(job)
+        result: Result = job.result
+        return InferAnswer(
+            request.model,
+            version,
+            request.id,
+            {name: result.outputs[name] for name in names},
+            result.run.receipt,
+            job.began_ns - job.arrived_ns,
+            job.batch,
+            request.full_receipt,
+        )
+
+    def close(self) -> None:
+        self.queue.close()
+        self.compiled.close()
+
+    def _execute(self, jobs: Sequence[Job]) -> None:
+        if len(jobs) == 1:
+            (job,) = jobs
+            run = self._run(job.inputs, job.deadline_ns, job.cancel, job.priority)
+            job.result = Result(_by_name(self.outputs, run), run)
+            return
+        deadlines = [job.deadline_ns for job in jobs]
+        latest = None if None in deadlines else max(d for d in deadlines if d is not None)
+        try:
+            run = self._run(
+                batching.joined([job.inputs for job in jobs]),
+                latest,
+                batching.AllTokens([job.cancel for job in jobs]),
+                jobs[0].priority,
+            )
+        except PenstockError:
+            # Each request gets its own answer, or its own error.
+            self._execute_apart(jobs)
+            return
+        parts = batching.divided(_by_name(self.outputs, run), [job.rows for job in jobs])
+        if parts is None:
+            self._execute_apart(jobs)
+            return
+        for job, part in zip(jobs, parts, strict=True):
+            job.result = Result(part, run)
+
+    def _execute_apart(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            job.batch = 1
+            job.error = job.refusal(time.monotonic_ns())
+            if job.error is None:
+                try:
+                    self._execute([job])
+                except PenstockError as error:
+                    job.error = error
+
+    def _run(
+        self,
+        arrays: Mapping[str, NDArray],
+        deadline_ns: int | None,
+        cancel: penstock.CancelToken,
+        priority: Priority = "medium",
+    ) -> Outputs:
+        timeout = None
+        if deadline_ns is not None:
+            timeout = max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+        return self.compiled.run(
+            [arrays[operand.name] for operand in self.inputs],
+            state=self.compiled.new_state() if self._has_state else None,
+            timeout=timeout,
+            cancel=cancel,
+            priority=None if priority == "medium" else priority,
+        )
+
+    def _arrays(self, given: Sequence[InferInput]) -> dict[str, NDArray]:
+        known = {operand.name: operand for operand in self.inputs}
+        arrays: dict[str, NDArray] = {}
+        for tensor in given:
+            operand = known.get(tensor.name)
+            if operand is None:
+                raise InvalidRequest(f"no input is named {tensor.name!r}; {there_are([*known])}")
+            if tensor.name in arrays:
+                raise InvalidRequest(f"input {tensor.name!r} is given twice")
+            if tensor.datatype != NAMES[operand.dtype]:
+                raise InvalidRequest(
+                    f"input {tensor.name!r} is {NAMES[operand.dtype]}, {tensor.datatype} was given"
+                )
+            arrays[tensor.name] = tensor.array
+        if missing := [name for name in known if name not in arrays]:
+            raise InvalidRequest(f"input {missing[0]!r} is missing; {there_are([*known])}")
+        return arrays
+
+    def _output_names(self, wanted: Sequence[str]) -> Sequence[str]:
+        known = [operand.name for operand in self.outputs]
+        for name in wanted:
+            if name not in known:
+                raise InvalidRequest(f"no output is named {name!r}; {there_are(known)}")
+        return wanted or known
+
+
+class ServedVersion:
+    """The signatures of one version. It closes once it is retired and its last user has gone."""
+
+    def __init__(self, model: Model, version: str, settings: Settings) -> None:
+        self.version = version
+        self.signatures: dict[str, ServedSignature] = {}
+        names: list[str | None] = [*model.signatures] or [None]
+        self.default = DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in names else names[0] or ""
+        self._lock = threading.Lock()
+        self._users = 0
+        self._is_retired = False
+        try:
+            for name in names:
+                served = ServedSignature(model, name, settings)
+                self.signatures[name or ""] = served
+                served.warm()
+        except BaseException:
+            self._close()
+            raise
+
+    def signature(self, name: str | None) -> ServedSignature:
+        """The signature *name*, None for the default one. Raises `UnknownModel`."""
+        found = self.signatures.get(self.default if name is None else name)
+        if found is None:
+            known = there_are([*self.signatures])
+            raise UnknownModel(f"the model has no signature {name!r}; {known}")
+        return found
+
+    def take(self) -> bool:
+        """Keeps the version open until `give_back`; False if it is retired."""
+        with self._lock:
+            if not self._is_retired:
+                self._users += 1
+            return not self._is_retired
+
+    def give_back(self) -> None:
+        """Ends one use of the version."""
+        with self._lock:
+            self._users -= 1
+            last = self._is_retired and not self._users
+        if last:
+            self._close()
+
+    def retire(self) -> None:
+        """Refuses new users. Those inside get their answers; the last of them closes the model."""
+        with self._lock:
+            if self._is_retired:
+                return
+            self._is_retired = True
+            idle = not self._users
+        if idle:
+            self._close()
+
+    def _close(self) -> None:
+        for served in self.signatures.values():
+            served.close()
+
+
+def _named(operands: Sequence[Operand], kind: str) -> tuple[Operand, ...]:
+    """*operands* with a name each that no other has; files may leave names out, or repeat them."""
+    names: list[str] = []
+    for place, operand in enumerate(operands):
+        name = operand.name or f"{kind}_{place}"
+        names.append(f"{name}_{place}" if name in names else name)
+    return tuple(replace(o, name=n) for o, n in zip(operands, names, strict=True))
+
+
+def _by_name(operands: Sequence[Operand], run: Outputs) -> dict[str, NDArray]:
+    return {operand.name: array for operand, array in zip(operands, run, strict=True)}
+
+
+def _known_shapes(
+    model: Model, signature: str | None, given: Mapping[str, tuple[int, ...]] | None
+) -> Mapping[str, tuple[int, ...]] | None:
+    """The shapes of *given* whose inputs the signature has."""
+    if not given:
+        return None
+    if signature is None:
+        names = {operand.name for operand in model.inputs}
+    else:
+        names = {name for name, _ in model.signatures[signature].inputs}
+    return {name: shape for name, shape in given.items() if name in names} or None

@@ -1,0 +1,97 @@
+"""`penstock serve`: starts, answers, and ends with SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.application import app
+from tests.support_serving import PATIENCE_S, relu_file, tensor
+
+
+def answer(port: int, path: str, body: object = None) -> bytes:
+    content = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", content, PATIENCE_S) as reply:
+        found: bytes = reply.read()
+        return found
+
+
+def await_ready(port: int) -> None:
+    """Returns once every model is ready; the server listens before."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        try:
+            answer(port, "/v2/health/ready")
+        except urllib.error.HTTPError:
+            time.sleep(0.02)
+        else:
+            return
+    pytest.fail("the server did not become ready")
+
+
+def test_server_answers_until_sigterm_and_logs_each_inference(tmp_path: Path) -> None:
+    file = tmp_path / "net.tflite"
+    file.write_bytes(relu_file())
+    words = [f"relu={file}", "--port", "0", "--grpc-port", "0", "-d", "reference", "--no-cache"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "serve", *words, "--log", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PENSTOCK_DEVICES": "reference"},
+    ) as server:
+        try:
+            assert server.stdout is not None
+            listening = json.loads(server.stdout.readline())
+            port = listening["port"]
+            assert listening["host"] == "127.0.0.1"
+            await_ready(port)
+            body = {"inputs": [tensor([[1, -2, 3]])]}
+            found = json.loads(answer(port, "/v2/models/relu/infer", body))
+            server.send_signal(signal.SIGTERM)
+            _, log = server.communicate(timeout=PATIENCE_S)
+        finally:
+            server.kill()
+    assert found["outputs"][0]["data"] == [1, 0, 3]
+    assert server.returncode == 0
+    (line,) = [json.loads(line) for line in log.splitlines()]
+    assert (line["model"], line["outcome"], line["devices"]) == ("relu", "ok", ["reference"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nix.tflite"], "no such file"),
+        (["{file}", "--token-file", "nix"], "nix"),
+        (["{file}", "--tls-key", "k"], "both a certificate and its key"),
+        (["{file}", "--max-batch", "5000"], "from 1 to 1024"),
+        (["{file}", "-d", "nix"], "nix"),
+    ],
+)
+def test_wrong_line_ends_with_usage(tmp_path: Path, words: list[str], message: str) -> None:
+    file = tmp_path / "net.tflite"
+    file.write_bytes(relu_file())
+    result = CliRunner().invoke(app, ["serve", *(word.format(file=file) for word in words)])
+    assert (result.exit_code, message in result.output) == (2, True)
+
+
+def test_missing_extra_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*sys.modules]:
+        if name.startswith(("penstock.serve.", "grpc", "uvicorn")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(app, ["serve", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "pip install 'penstock-nn[serve]'" in result.output
