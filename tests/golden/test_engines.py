@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from penstock.drivers.openvino.installation import sums_exactly
 from penstock.hal import AccuracyClass
 from tests.conftest import corpus_parameters
 from tests.golden import engine_grid
@@ -144,7 +145,9 @@ def test_every_quantised_operation_that_claims_no_more_is_within_a_step(entry: E
     engine_grid.needs(*ROUNDING)
     outcomes = check_operations(entry, ROUNDING, "stepwise")
     assert [line for outcome in outcomes.values() for line in outcome.departures] == []
-    assert all(outcome.taken for outcome in outcomes.values())
+    # OpenVINO declares `relaxed` for all of them on a processor without VNNI.
+    taking = [engine for engine in ROUNDING if engine != "openvino-cpu" or sums_exactly()]
+    assert all(outcomes[engine].taken for engine in taking)
 
 
 @pytest.mark.parametrize("engine", engine_grid.ENGINES)

@@ -69,42 +69,79 @@ def fit(timings: Sequence[Timing], shipped: EngineCosts | None, source: str) -> 
     # Networks are timed last.
     error = MEASURED_ERROR if networks else PARTIAL_ERROR
     known = EngineCosts({}, {}, {}, step, edge, error, source)
-    overhead = _overhead(tiny, known, shipped)
-    known = replace(known, overhead=overhead)
     scales = _Scales(groups, known, shipped)
     cells = {cell: _cell(cell, group, known, scales) for cell, group in groups.items()}
     for cell in {} if shipped is None else shipped.cells:
         if cell not in cells:
             cells[cell] = _features(np.array(scales.expected(cell)))
-    alone = replace(known, cells=cells)
+    alone = _small(replace(known, cells=cells), tiny, shipped)
     if len({timing.parts for timing in loops}) > 1:
-        cells[LOOP] = _loop(loops, alone)
+        alone.cells[LOOP] = _loop(loops, alone)
     together = _together(alone, networks)
     if shipped is not None:
         together = shipped.together | together
     return replace(alone, together=together)
 
 
-def _overhead(
-    tiny: Sequence[Timing], known: EngineCosts, shipped: EngineCosts | None
-) -> dict[str, float]:
-    """What any operation of an element type costs beside its elements: networks of operations that
-    have hardly any. Types without such a network are as in *shipped*, or as the others.
+def _small(alone: EngineCosts, tiny: Sequence[Timing], shipped: EngineCosts | None) -> EngineCosts:
+    """*alone* with what small operations cost in a network: any operation of an element type the
+    same, and a share of what its kind costs in a model of its own.
+
+    In such a model an operation has the cost of its arguments too, and nothing to be fused with.
+    Element types without networks in *tiny* have the typical share; what any operation of theirs
+    costs is as in *shipped*, or as for the others.
     """
-    found: dict[str, list[float]] = {}
-    for timing in tiny:
-        each = (timing.ns - known.step_ns - known.edge_ns * timing.edge_bytes) / len(timing.parts)
-        found.setdefault(timing.cell.rpartition(" ")[2], []).append(max(0.0, each))
-    measured = {dtype: round(min(each)) for dtype, each in found.items()}
+    overheads: dict[str, float] = {}
+    shares: dict[str, float] = {}
+    for dtype in {timing.cell.rpartition(" ")[2] for timing in tiny}:
+        own = [timing for timing in tiny if timing.cell.endswith(f" {dtype}")]
+        rows, wanted = [], []
+        for timing in own:
+            parts = [(alone.of(c, f) or 0.0, alone.of(c, ONCE) or 0.0) for c, f in timing.parts]
+            fixed = sum(once for _, once in parts)
+            rest = own_ns(timing, alone) - sum(whole - once for whole, once in parts)
+            rows.append([len(timing.parts) / timing.ns, fixed / timing.ns])
+            wanted.append(max(0.0, rest) / timing.ns)
+        known = np.array(rows)
+        even = np.diag(EVEN * np.sqrt((known**2).mean(axis=0)))
+        found = non_negative_least_squares(
+            np.vstack([known, even]), np.append(wanted, np.zeros(len(even)))
+        )
+        overheads[dtype], shares[dtype] = float(found[0]), min(1.0, float(found[1]))
+    share = statistics.median(shares.values()) if shares else 1.0
+    cells = {
+        cell: _features(np.array([shares.get(cell.rpartition(" ")[2], share), 1, 1, 1]) * factors)
+        for cell, factors in alone.cells.items()
+    }
+    return replace(alone, cells=cells, overhead=_overhead(overheads, alone.step_ns, shipped))
+
+
+ONCE: Final[Features] = (1.0, 0.0, 0.0, 0.0)
+"""The features of an operation without elements."""
+
+EVEN: Final = 0.1
+"""How much it counts that networks of tiny operations are explained by both of two causes."""
+
+
+def _overhead(
+    measured: Mapping[str, float], step_ns: float, shipped: EngineCosts | None
+) -> dict[str, float]:
+    """The *measured* overheads, those in *shipped* of other element types on the same scale, and a
+    typical one.
+    """
     others = {} if shipped is None else shipped.overhead
     common = [(ns + 1) / (others[dtype] + 1) for dtype, ns in measured.items() if dtype in others]
     if not common and shipped is not None and shipped.step_ns:
         # What a step costs is work of the same sort.
-        common = [known.step_ns / shipped.step_ns]
+        common = [step_ns / shipped.step_ns]
     scale = statistics.geometric_mean(common) if common else 1.0
     result = {dtype: float(round(ns * scale)) for dtype, ns in others.items()}
     typical = statistics.median(measured.values()) if measured else 0.0
-    return {"other": float(typical)} | result | {k: float(v) for k, v in measured.items()}
+    return (
+        {"other": float(round(typical))}
+        | result
+        | {dtype: float(round(ns)) for dtype, ns in measured.items()}
+    )
 
 
 PRODUCTS: Final = frozenset({
@@ -162,7 +199,7 @@ class _Scales:
         return 1.0
 
     def expected(self, cell: str) -> Features | None:
-        """The cell as shipped, scaled; without what any operation costs. None if not shipped."""
+        """The cell as shipped with what any operation costs, scaled. None if it is not shipped."""
         before = None if self._shipped is None else self._shipped.cells.get(cell)
         if before is None:
             return None
@@ -171,7 +208,7 @@ class _Scales:
         if self._known.step_ns and self._shipped is not None and self._shipped.step_ns:
             # What does not grow with sizes is work of the same sort as that of a step.
             one = min(one, one / scale * self._known.step_ns / self._shipped.step_ns)
-        return max(0.0, one - overhead_of(self._known, cell)), two, three, four
+        return one, two, three, four
 
 
 def _shared(cell: str) -> tuple[str, ...]:
@@ -192,8 +229,7 @@ def _cell(cell: str, group: Sequence[Timing], known: EngineCosts, scales: _Scale
     rows = np.array([timing.features for timing in group])
     times = np.array([own_ns(timing, known) for timing in group])
     weights = 1 / (times + noise(known))
-    wanted = np.maximum(times - rows[:, 0] * overhead_of(known, cell), LEAST_NS)
-    rows, wanted = rows * weights[:, None], wanted * weights
+    rows, wanted = rows * weights[:, None], times * weights
     expected = scales.expected(cell)
     amounts = np.sqrt((rows**2).mean(axis=0))
     trust = np.full(rows.shape[1], TRUST)
