@@ -19,7 +19,8 @@ PenstockError
 │   ├── NoEntry, NotYetWritten, IngredientChanged
 │   ├── SealBroken, WrongLength, NotRegularFile, Unreadable > ReadOnly
 │   ├── TokenCollision, ForeignEntry, OtherVersion
-│   └── RegistryMissing, RolledBack
+│   ├── RegistryMissing, RolledBack
+│   └── StoreUnavailable, NotTrusted, Expired
 ├── CapsuleError (ValueError)          a file is no failure capsule
 ├── WireError                          bytes between processes are no message
 ├── ClosedError, StateError, Cancelled
@@ -457,6 +458,18 @@ class RegistryMissing(CacheError):
 
 class RolledBack(CacheError):
     """The entry or the registry was replaced by an older version of itself."""
+
+
+class StoreUnavailable(CacheError):
+    """The shared store cannot be reached, answers with an error, or does not answer in time."""
+
+
+class NotTrusted(CacheError):
+    """Metadata or an entry of the shared store is not signed by keys that are trusted now."""
+
+
+class Expired(CacheError):
+    """Metadata of the shared store is past its date."""
 
 
 class CapsuleError(PenstockError, ValueError):

@@ -365,6 +365,33 @@ cache_limit_mib: Final = _knob(
     "Most MiB in one cache directory. The least recently used entries are evicted first. 0 means "
     "no limit.",
 )
+cache_store: Final = _knob(
+    "",
+    "URL of the shared store that cache=True fetches entries from (s3://, gs://, https://, "
+    "file://); empty means none.",
+)
+store_root: Final = _knob(
+    "",
+    "File of the trusted root of shared stores, an absolute path. Without it nothing that a store "
+    "has is used.",
+    directory=True,
+)
+store_key: Final = _knob(
+    "",
+    "File of the private key to publish to shared stores with, an absolute path; empty means that "
+    "nothing is published.",
+    directory=True,
+)
+store_seconds: Final = _knob(
+    5.0,
+    "Most seconds that a compile waits for a shared store before it goes on without.",
+    most=MOST_SECONDS,
+)
+store_wait_seconds: Final = _knob(
+    60.0,
+    "Most seconds that a compile waits for another machine that compiles the same entry.",
+    most=MOST_SECONDS,
+)
 lease_seconds: Final = _knob(
     600.0,
     "Most seconds that a process waits for another process that compiles the same entry.",

@@ -81,11 +81,11 @@ def packages() -> set[str]:
     return found - LEAVES
 
 
-def third_party_imports(folder: str = "", but: str = "") -> set[str]:
-    """Distributions that the package imports: its *folder* alone, or all *but* one folder."""
+def third_party_imports(folder: str = "", but: tuple[str, ...] = ()) -> set[str]:
+    """Distributions that the package imports: its *folder* alone, or all *but* some folders."""
     names: set[str] = set()
     for path in (SOURCE / folder).rglob("*.py"):
-        if but and path.is_relative_to(SOURCE / but):
+        if any(path.is_relative_to(SOURCE / other) for other in but):
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Import):
@@ -108,15 +108,18 @@ def test_lock_names_no_host() -> None:
 
 
 def test_dependencies_are_those_the_package_imports() -> None:
-    """Of extras, `penstock.testing.strategies` imports hypothesis, of `test`, and `penstock.serve`
-    all that `serve` lists.
+    """Of extras, `penstock.testing.strategies` imports hypothesis, of `test`; `penstock.serve` all
+    that `serve` lists, and `penstock.remotecache` all that `fleet` lists.
     """
     wanted = requirement_names(PYPROJECT["project"]["dependencies"])
-    serving = third_party_imports("serve") - wanted
-    extra = requirement_names(PYPROJECT["project"]["optional-dependencies"]["serve"])
-    assert serving == extra
-    assert third_party_imports() - wanted == {"hypothesis", *serving}
-    assert third_party_imports(but="serve") - wanted == {"hypothesis"}
+    own = {"serve": "serve", "remotecache": "fleet"}
+    brought: set[str] = set()
+    for package, extra in own.items():
+        imported = third_party_imports(package) - wanted
+        assert imported == requirement_names(PYPROJECT["project"]["optional-dependencies"][extra])
+        brought |= imported
+    assert third_party_imports() - wanted == {"hypothesis", *brought}
+    assert third_party_imports(but=tuple(own)) - wanted == {"hypothesis"}
     assert wanted - third_party_imports() == set()
     assert "hypothesis" in requirement_names(PYPROJECT["project"]["optional-dependencies"]["test"])
     importers = [
@@ -187,7 +190,7 @@ def test_install_commands_of_errors_name_extras_that_exist() -> None:
                 (extra,) = node.args
                 assert isinstance(extra, ast.Constant), f"{path}: the extra is not written out"
                 called.add(extra.value)
-    assert called == {"onnx", "onnxruntime", "openvino", "serve", "xnnpack"}
+    assert called == {"fleet", "onnx", "onnxruntime", "openvino", "serve", "xnnpack"}
     assert called <= set(PYPROJECT["project"]["optional-dependencies"])
     assert distribution.install_command("onnx") == "pip install 'penstock-nn[onnx]'"
     assert PYPROJECT["project"]["name"] == distribution.DISTRIBUTION

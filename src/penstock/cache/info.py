@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from penstock import knobs
 from penstock.arguments import path_of
@@ -27,11 +27,14 @@ class CacheInfo:
     token must then change whenever the model does. Otherwise a compile may fail, or the results may
     be those of the other model.
 
+    *store* is the URL of a shared store, such as `s3://bucket/prefix`: an entry that the directory
+    lacks is fetched from there, verified, and kept in the directory (docs/fleet.md).
+
     Immutable. *directory* is None for files of `from_fds`. Raises `InputError` for a token of
     another length, and for *trust_token* without a token.
     """
 
-    __slots__ = ("data_cache", "model_cache", "place", "token", "trust_token")
+    __slots__ = ("data_cache", "model_cache", "place", "store", "token", "trust_token")
 
     place: str | None
     """The directory's absolute path as text; None for files of `from_fds`."""
@@ -39,6 +42,8 @@ class CacheInfo:
     trust_token: bool
     model_cache: tuple[int, ...]
     data_cache: tuple[int, ...]
+    store: str
+    """The URL of the shared store that entries are fetched from; empty without one."""
 
     def __init__(
         self,
@@ -46,8 +51,10 @@ class CacheInfo:
         token: bytes | None = None,
         *,
         trust_token: bool = False,
+        store: str = "",
     ) -> None:
-        self._set(checked_directory(directory), _checked_token(token), trust_token, (), ())
+        place = checked_directory(directory)
+        self._set(place, _checked_token(token), trust_token, (), (), checked_store(store))
         if trust_token and token is None:
             raise InputError("trust_token needs a token")
 
@@ -76,11 +83,11 @@ class CacheInfo:
         if len({(status.st_dev, status.st_ino) for status in every}) < len(every):
             raise InputError("two of the cache file descriptors are of one file")
         made = object.__new__(cls)
-        made._set(None, checked, False, *files)
+        made._set(None, checked, False, *files, "")
         return made
 
     def _set(self, *values: object) -> None:
-        names = ("place", "token", "trust_token", "model_cache", "data_cache")
+        names = ("place", "token", "trust_token", "model_cache", "data_cache", "store")
         for name, value in zip(names, values, strict=True):
             object.__setattr__(self, name, value)
 
@@ -101,7 +108,7 @@ class CacheInfo:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        names = ("data_cache", "directory", "model_cache", "token", "trust_token")
+        names = ("data_cache", "directory", "model_cache", "store", "token", "trust_token")
         shown = (f"{name}={getattr(self, name)!r}" for name in names)
         return f"CacheInfo({', '.join(shown)})"
 
@@ -111,7 +118,9 @@ class CacheInfo:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.place is None:
             raise InputError("cache files given as descriptors cannot be sent to another process")
-        return partial(CacheInfo, self.place, self.token, trust_token=self.trust_token), ()
+        trusted, store = self.trust_token, self.store
+        given = partial(CacheInfo, self.place, self.token, trust_token=trusted, store=store)
+        return given, ()
 
 
 def checked_directory(directory: object) -> str:
@@ -120,6 +129,22 @@ def checked_directory(directory: object) -> str:
     if not path:
         raise InputError("a cache directory must be a path, and an empty one names none")
     return knobs.absolute(path)
+
+
+STORE_SCHEMES: Final = ("file", "gs", "http", "https", "memory", "s3")
+
+
+def is_store(text: str) -> bool:
+    """Whether *text* is the URL of a shared store, and not a path."""
+    return text.partition("://")[0] in STORE_SCHEMES and "://" in text
+
+
+def checked_store(url: object) -> str:
+    """*url*, if it is that of a shared store, or empty. Raises `InputError`."""
+    if not isinstance(url, str) or (url and not is_store(url)):
+        wanted = ", ".join(f"{name}://" for name in STORE_SCHEMES)
+        raise InputError(f"a shared store begins with one of {wanted}, not {str(url)[:100]!r}")
+    return url
 
 
 def _checked_descriptors(given: Sequence[int]) -> tuple[int, ...]:

@@ -26,6 +26,9 @@ class CacheCode(enum.Enum):
     OTHER_VERSION = "OtherVersion"
     REGISTRY_MISSING = "RegistryMissing"
     ROLLED_BACK = "RolledBack"
+    STORE_UNAVAILABLE = "StoreUnavailable"
+    NOT_TRUSTED = "NotTrusted"
+    EXPIRED = "Expired"
     DRIVER = "DriverError"
 
 

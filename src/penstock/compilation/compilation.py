@@ -302,5 +302,6 @@ def _branch_caching(
 
         path = f"branch {place} of step {step.index}".encode()
         token = hashlib.sha256(info.token + path).digest()
-        info = CacheInfo(info.place, token, trust_token=info.trust_token)
+        trusted, store = info.trust_token, info.store
+        info = CacheInfo(info.place, token, trust_token=trusted, store=store)
     return replace(caching, info=info, model=branch.model, shapes={}, plan=branch)

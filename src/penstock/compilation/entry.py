@@ -86,7 +86,10 @@ class Caching(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True):
-    """The entry of one step in a cache directory; *config* carries its token and binding."""
+    """The entry of one step in a cache directory; *config* carries its token and binding.
+
+    *store* is the URL of the shared store; empty without one.
+    """
 
     directory: CacheDirectory
     device: Device
@@ -95,6 +98,7 @@ class Entry(Struct, frozen=True):
     key: Key
     needed: tuple[int, int]
     recorder: Recorder
+    store: str = ""
 
     def load(self) -> Obtained | CacheError | DriverError:
         """Loads the prepared model from the cache; returns the error if it cannot."""
@@ -183,7 +187,8 @@ def entry_of(
     with recorder.time("cache", f"key of step {step.index}"):
         key = caching.key(device, step, config)
     config = replace(config, token=key.token, binding=key.binding)
-    return Entry(CacheDirectory(directory), device, step, config, key, needed, recorder)
+    store = caching.info.store
+    return Entry(CacheDirectory(directory), device, step, config, key, needed, recorder, store)
 
 
 def files_needed(device: Device) -> tuple[int, int]:

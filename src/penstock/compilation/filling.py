@@ -84,6 +84,8 @@ def fill(entry: Entry, missed: errors.CacheError | errors.DriverError) -> Obtain
         if isinstance(missed, errors.NotYetWritten) and (writer := lease.late_writer()) is not None:
             why = CacheFault(None, f"{writer} is still to write it")
         else:
+            if entry.store:
+                return _share(entry, lease, reason)
             try:
                 files = lease.create(entry.needed)
             except errors.CacheError as error:
@@ -91,6 +93,20 @@ def fill(entry: Entry, missed: errors.CacheError | errors.DriverError) -> Obtain
             else:
                 return _compile(entry, lease, files, reason)
     return _compile_without_saving(entry, reason, why)
+
+
+def _share(entry: Entry, lease: Lease, reason: CacheFault) -> Obtained:
+    """Takes *entry* from the shared store, or compiles it."""
+    from penstock.compilation.sharing import Sharing
+
+    with Sharing(entry, lease) as sharing:
+        if (fetched := sharing.fetch()) is not None:
+            return fetched
+        try:
+            files = lease.create(entry.needed)
+        except errors.CacheError as error:
+            return sharing.noted(_compile_without_saving(entry, reason, fault_of(error)))
+        return sharing.publish(_compile(entry, lease, files, reason))
 
 
 def _lease(entry: Entry) -> tuple[Lease | None, bool]:

@@ -20,7 +20,8 @@ class CacheOutcome(msgspec.Struct, frozen=True):
     The *reason* of a miss begins with the name of a `CacheError` if the cache rejected something.
     The reason of a hit names the artefact if the driver has several. After a miss, *saved* says
     whether the compiled step is now in the cache, and *not_saved* why not. *code* is the code of
-    the miss; *not_saved_code* is the code of *not_saved*, if it has one.
+    the miss; *not_saved_code* is the code of *not_saved*, if it has one. *shared* says what the
+    shared store did, if there is one and the local cache had no entry.
     """
 
     outcome: Literal["hit", "miss", "off"]
@@ -29,6 +30,7 @@ class CacheOutcome(msgspec.Struct, frozen=True):
     not_saved: str = ""
     code: CacheCode | None = None
     not_saved_code: CacheCode | None = None
+    shared: str = ""
 
     @property
     def is_to_be_written(self) -> bool:
@@ -41,7 +43,8 @@ class CacheOutcome(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         text = f"{self.outcome}: {self.reason}" if self.reason else self.outcome
-        return f"{text}; not saved: {self.not_saved}" if self.not_saved else text
+        text = f"{text}; not saved: {self.not_saved}" if self.not_saved else text
+        return f"{text}; shared store: {self.shared}" if self.shared else text
 
 
 CACHE_OFF: Final = CacheOutcome("off", "nothing was compiled")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, field
 
-from penstock import hal
+from penstock import hal, knobs
 from penstock.arguments import check_kind
 from penstock.compilation.prepared import NO_CACHE_ASKED
 from penstock.errors import InputError, Unreadable
@@ -184,10 +184,14 @@ def cache_info(cache: object) -> tuple[CacheInfo | None, str]:
         from penstock.cache.info import default_directory
 
         try:
-            return CacheInfo(default_directory()), ""
+            return CacheInfo(default_directory(), store=knobs.cache_store()), ""
         except Unreadable as error:
             log.warning("nothing is cached: %s", error.args[0])
             return None, str(error.args[0])
+    if isinstance(cache, str) and "://" in cache:
+        from penstock.cache.info import default_directory
+
+        return CacheInfo(default_directory(), store=cache), ""
     if isinstance(cache, str | os.PathLike) and os.fspath(cache):
         if os.path.isfile(cache):  # noqa: PTH113  # importing pathlib is too slow for a warm start
             raise InputError(f"cache must be a directory, and {os.fspath(cache)!r} is a file")

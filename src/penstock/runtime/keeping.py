@@ -60,8 +60,9 @@ CODE: Final = "\ncode"
 """Names in `KeptPlan.rests_on` beside those of devices, which are one line."""
 
 UNRELATED: Final = frozenset({
-    "cache_dir", "cache_limit_mib", "calibrate", "keep_failure_data", "keep_failures", "key_store",
-    "late_write_seconds", "lease_seconds", "random_seed", "sandbox_log", "state_dir",
+    "cache_dir", "cache_limit_mib", "cache_store", "calibrate", "keep_failure_data",
+    "keep_failures", "key_store", "late_write_seconds", "lease_seconds", "random_seed",
+    "sandbox_log", "state_dir", "store_key", "store_root", "store_seconds", "store_wait_seconds",
 })  # fmt: skip
 """Settings that decide nothing about a plan."""
 

@@ -79,6 +79,14 @@ def lock_directory() -> str:
     return _private("locks")
 
 
+def store_directory() -> str:
+    """`stores` in the state directory, created as `sealed_directory`.
+
+    It has the history of shared stores. Raises `Unreadable` if it cannot be created.
+    """
+    return _private("stores")
+
+
 def _private(name: str) -> str:
     state = state_directory()
     directory = os.path.join(state, name)

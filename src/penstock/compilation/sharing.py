@@ -1,0 +1,211 @@
+"""The shared store in a cache miss: fetch the entry, or compile it for others too.
+
+Whatever the store does, the step is compiled in the end, and the receipt says what the store did.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from penstock import errors, knobs
+from penstock.cache.ingredients import derived_token
+from penstock.cache.lease import Lease
+from penstock.cache.store import LEASE_SHARE, LOCK_SHARE, seconds_left
+from penstock.closing import Closing
+from penstock.compilation.entry import Entry, Obtained
+from penstock.logs import Log
+
+if TYPE_CHECKING:
+    from penstock.remotecache.fetching import Fetched, Remote
+    from penstock.remotecache.leases import BuildLease
+    from penstock.remotecache.stores import ObjectStore
+
+log = Log(__name__)
+
+PUBLISHING_SHARE: Final = 4.0
+"""Publishing may take this many times as long as a look-up: it writes and reads some objects."""
+
+
+class Sharing(Closing):
+    """What the store at `entry.store` does for one step, under the local *lease* of its entry.
+
+    *words* is for the receipt. `close` gives up what is held in the store.
+    """
+
+    def __init__(self, entry: Entry, lease: Lease) -> None:
+        self.words = ""
+        self._entry, self._lease = entry, lease
+        self._remote: Remote | None = None
+        self._held: BuildLease | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def fetch(self) -> Obtained | None:
+        """The step with the entry from the store; None if it has to be compiled here.
+
+        Takes at most the knob `store_seconds`, and `store_wait_seconds` if another machine compiles
+        it, or a share of the time to the deadline. Raises `Cancelled`.
+        """
+        entry = self._entry
+        try:
+            with entry.recorder.time("cache", f"shared store for step {entry.step.index}"):
+                return self._fetch()
+        except errors.CacheError as error:
+            self._note(str(error))
+            return None
+
+    def publish(self, made: Obtained) -> Obtained:
+        """*made* with what the store did in its outcome, after publishing it if that is possible.
+
+        Takes at most four times the knob `store_seconds`.
+        """
+        if self._remote is not None and knobs.store_key() and made.outcome.saved:
+            entry = self._entry
+            try:
+                with entry.recorder.time("cache", f"publish step {entry.step.index}"):
+                    self._publish()
+            except (errors.CacheError, errors.InputError) as error:
+                self._note(f"{self.words}; not published: {error}")
+            else:
+                self._note(f"{self.words}; published")
+        return self.noted(made)
+
+    def noted(self, made: Obtained) -> Obtained:
+        return replace(made, outcome=replace(made.outcome, shared=self.words))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed, held, self._held = True, self._held, None
+        if held is not None:
+            held.close()
+
+    def _fetch(self) -> Obtained | None:
+        from penstock.remotecache import fetching, sealing
+        from penstock.remotecache.stores import open_store
+
+        entry = self._entry
+        if reason := sealing.why_not_shared(dict(entry.key.ingredients)):
+            self._note(f"off: {reason}")
+            return None
+        seconds = seconds_left(entry.config.deadline_ns, knobs.store_seconds(), LOCK_SHARE)
+        root = fetching.trusted_root(knobs.store_root())
+        store = open_store(entry.store, seconds)
+        self._remote = remote = fetching.Remote(store, root)
+        token, cancel = derived_token(entry.key.ingredients), entry.config.cancel
+        until = time.monotonic() + seconds
+
+        def ask() -> Fetched:
+            try:
+                return remote.look_up(token)
+            finally:
+                self._refuse_revoked()
+
+        def look_up() -> Obtained | None:
+            left = max(0.05, until - time.monotonic())
+            fetched = fetching.within(left, ask, cancel)
+            fetched.parcel.check(
+                entry.key.binding, entry.device.name, entry.device.version, entry.needed
+            )
+            return self._load(fetched)
+
+        try:
+            return look_up()
+        except errors.NoEntry as error:
+            self._note(str(error))
+        if not self._wait(store, token):
+            return None
+        until = time.monotonic() + seconds
+        try:
+            return look_up()
+        except errors.NoEntry as error:
+            self._note(str(error))
+        return None
+
+    def _load(self, fetched: Fetched) -> Obtained | None:
+        from penstock.remotecache import sealing
+
+        entry = self._entry
+        assert self._remote is not None
+        record = entry.record(fetched.parcel.compile_ns)
+        sealing.seal_locally(self._remote, fetched, record, entry.directory.store, self._lease)
+        loaded = entry.load()
+        if isinstance(loaded, Obtained):
+            self._note(f"fetched from {entry.store}, published by {fetched.listed.publisher}")
+            return self.noted(loaded)
+        self._note(f"fetched from {entry.store}, but not loaded: {loaded}")
+        return None
+
+    def _wait(self, store: ObjectStore, token: bytes) -> bool:
+        """Waits for another machine's compile, or takes the lease; whether to look again."""
+        from penstock.remotecache.fetching import within
+        from penstock.remotecache.leases import Waiting
+
+        entry = self._entry
+        deadline_ns, cancel = entry.config.deadline_ns, entry.config.cancel
+        seconds = seconds_left(deadline_ns, knobs.store_wait_seconds(), LEASE_SHARE)
+        waiting = Waiting(store, token)
+        builds = bool(knobs.store_key())
+
+        def wait() -> bool:
+            until = time.monotonic() + seconds
+            while True:
+                if builds and (lease := waiting.take()) is not None:
+                    self._hold(lease)
+                    # Another machine may have published it since the first look.
+                    return True
+                if not waiting.until_free(max(0.0, until - time.monotonic()), cancel):
+                    raise errors.NotYetWritten(
+                        f"another machine was still compiling it after a wait of {seconds:.3g} s"
+                    )
+                if not builds:
+                    return waiting.begun
+
+        return within(seconds + knobs.store_seconds(), wait, cancel)
+
+    def _hold(self, lease: BuildLease) -> None:
+        """Keeps *lease* until `close`, which may have been called already: nobody waited longer."""
+        with self._lock:
+            if not self._closed:
+                self._held = lease
+                return
+        lease.close()
+
+    def _publish(self) -> None:
+        from penstock.remotecache import sealing
+        from penstock.remotecache.fetching import within
+        from penstock.remotecache.publishing import Publisher
+        from penstock.remotecache.roles import read_key
+
+        entry, remote = self._entry, self._remote
+        assert remote is not None
+        record = entry.directory.record(entry.key.token) or entry.record()
+        signer = read_key(knobs.store_key())
+
+        def work() -> list[bytes]:
+            content = sealing.parcel_of(entry.directory, record).pack()
+            token = derived_token(entry.key.ingredients)
+            return Publisher(remote, signer).publish({token: content})
+
+        within(PUBLISHING_SHARE * knobs.store_seconds(), work, entry.config.cancel)
+
+    def _refuse_revoked(self) -> None:
+        from penstock.remotecache import sealing
+
+        try:
+            if self._remote is not None:
+                sealing.refuse_revoked(self._remote, self._entry.directory.store)
+        except errors.CacheError as error:
+            log.info("copies of revoked publishers were not looked for: %s", error)
+
+    def _note(self, words: str) -> None:
+        self.words = words
+        log.info(
+            "step %d on %s: shared store: %s",
+            self._entry.step.index,
+            self._entry.device.name,
+            words,
+        )

@@ -1,0 +1,236 @@
+"""A store that somebody else can write: nothing is accepted that a trusted publisher did not sign,
+in its newest version.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import CacheError, Expired, NotTrusted, RolledBack, SealBroken, WrongLength
+from penstock.remotecache import roles
+from penstock.remotecache.administration import Administration
+from penstock.remotecache.publishing import Publisher, Validity, commit
+from tests.support_store_attacks import REFUSED, Files, flipped, outcome
+from tests.support_stores import Fleet, parcel
+
+ONE, TWO = bytes(32), bytes(range(32))
+ROLES = ["timestamp", "snapshot", "targets", "ci"]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    fleet = Fleet(tmp_path, f"file://{tmp_path}/store")
+    fleet.publisher().publish({ONE: parcel("one").pack(), TWO: parcel("two").pack()})
+    return fleet
+
+
+@pytest.fixture
+def files(tmp_path: Path, fleet: Fleet) -> Files:
+    return Files(tmp_path / "store")
+
+
+def entry_of(files: Files, word: str) -> str:
+    (name,) = [n for n in files.names(roles.ENTRIES) if files.read(n) == parcel(word).pack()]
+    return name
+
+
+def test_every_altered_bit_of_an_entry_is_refused(fleet: Fleet, files: Files) -> None:
+    machine, name = fleet.machine(), entry_of(files, "one")
+    listed = machine.look_up(ONE).listed
+    content, refused = files.read(name), 0
+    for altered in flipped(content):
+        files.write(name, altered)
+        with pytest.raises(SealBroken):
+            machine.fetch(listed)
+        refused += 1
+    assert refused == 8 * len(content)
+
+
+def test_every_other_length_of_an_entry_is_refused(fleet: Fleet, files: Files) -> None:
+    machine, name = fleet.machine(), entry_of(files, "one")
+    listed = machine.look_up(ONE).listed
+    content = files.read(name)
+    for size in range(len(content) + 64):
+        if size != len(content):
+            files.write(name, (content + bytes(64))[:size])
+            with pytest.raises((SealBroken, WrongLength)):
+                machine.fetch(listed)
+    files.write(name, content)
+    assert machine.fetch(listed) == parcel("one")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_altered_bit_of_metadata_changes_what_a_machine_gets(
+    role: str, fleet: Fleet, files: Files
+) -> None:
+    name = files.metadata(role)
+    content = files.read(name)
+    for altered in flipped(content, random.Random(role), 12):
+        files.write(name, altered)
+        # The signatures of a timestamp may be written in another case: it says the same then.
+        assert outcome(fleet.machine(), ONE) in {REFUSED, "one"}, altered
+        files.write(name, content)
+    assert outcome(fleet.machine(), ONE) == "one"
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("content", [b"", b"null", b"[" * 200_000, b"\xff\xfe", b"{}"])
+def test_nonsense_in_the_place_of_metadata_is_refused(
+    role: str, content: bytes, fleet: Fleet, files: Files
+) -> None:
+    files.write(files.metadata(role), content)
+    assert outcome(fleet.machine(), ONE) == REFUSED
+
+
+def test_swapped_entries_are_refused(fleet: Fleet, files: Files) -> None:
+    one, two = entry_of(files, "one"), entry_of(files, "two")
+    first, second = files.read(one), files.read(two)
+    files.write(one, second)
+    files.write(two, first)
+    assert outcome(fleet.machine(), ONE) == outcome(fleet.machine(), TWO) == REFUSED
+
+
+def test_swapped_metadata_is_refused(fleet: Fleet, files: Files) -> None:
+    fleet.publish(ONE, "other", name="dev")
+    names = [files.metadata(role) for role in (*ROLES, "dev")]
+    contents = {name: files.read(name) for name in names}
+    for one, two in itertools.permutations(names, 2):
+        files.write(one, contents[two])
+        assert outcome(fleet.machine(), ONE) in {REFUSED, "one", "other"}
+        if one != files.metadata("dev") and one != files.metadata("ci"):
+            assert outcome(fleet.machine(), ONE) == REFUSED, (one, two)
+        files.write(one, contents[one])
+
+
+def test_a_store_put_back_is_refused_by_who_has_seen_the_newer_one(
+    fleet: Fleet, files: Files, tmp_path: Path
+) -> None:
+    old = files.copy(tmp_path / "old")
+    fleet.publish(ONE, "newer")
+    machine = fleet.machine()
+    assert outcome(machine, ONE) == "newer"
+    files.restore(old)
+    with pytest.raises(RolledBack):
+        machine.look_up(ONE)
+
+
+def test_single_objects_put_back_are_refused(fleet: Fleet, files: Files, tmp_path: Path) -> None:
+    old = Files(files.copy(tmp_path / "old"))
+    fleet.publish(ONE, "newer")
+    machine = fleet.machine()
+    assert outcome(machine, ONE) == "newer"
+    for role in ("timestamp", "snapshot", "ci"):
+        name = files.metadata(role)
+        content = files.read(name)
+        files.write(name, old.read(old.metadata(role)))
+        got = {outcome(fleet.machine(), ONE), outcome(machine, ONE)}
+        assert got <= {REFUSED, "newer"} or role == "timestamp"
+        assert outcome(machine, ONE) in {REFUSED, "newer"}
+        files.write(name, content)
+
+
+def test_a_store_that_is_frozen_is_refused_once_it_expires(
+    fleet: Fleet, files: Files, tmp_path: Path
+) -> None:
+    """The attacker keeps the last state before a revocation, until its timestamp has expired."""
+    commit(fleet.machine(), fleet.keys["ci"], Validity(timestamp=timedelta(seconds=-1)))
+    frozen = files.copy(tmp_path / "frozen")
+    fleet.publisher("dev").renew()
+    fleet.revoke("ci", by="dev")
+    files.restore(frozen)
+    with pytest.raises(Expired):
+        fleet.machine().look_up(ONE)
+
+
+def test_another_fleets_store_is_refused(fleet: Fleet, files: Files, tmp_path: Path) -> None:
+    foreign = Fleet(tmp_path / "foreign", f"file://{tmp_path}/foreign-store")
+    foreign.publish(ONE, "foreign")
+    files.restore(tmp_path / "foreign-store")
+    with pytest.raises(NotTrusted):
+        fleet.machine().look_up(ONE)
+
+
+def test_a_root_of_other_keys_is_refused(fleet: Fleet, files: Files, tmp_path: Path) -> None:
+    foreign = Fleet(tmp_path / "foreign", f"file://{tmp_path}/foreign-store")
+    draft = foreign.signed(Administration.changed(foreign.machine()))
+    files.write(f"{roles.METADATA}/2.root.json", draft.root.to_bytes())
+    with pytest.raises(NotTrusted):
+        fleet.machine().look_up(ONE)
+
+
+def test_signatures_of_a_revoked_publisher_are_refused(fleet: Fleet, files: Files) -> None:
+    machine = fleet.machine()
+    assert outcome(machine, ONE) == "one"
+    publisher = fleet.publisher("ci")
+    before = files.read(roles.TIMESTAMP)
+    fleet.revoke("ci", by="dev")
+    # Its own software would refuse; the attacker's does not.
+    present = machine.metadata
+    with pytest.raises(CacheError):
+        publisher.publish({ONE: parcel("evil").pack()})
+    commit(publisher._remote, fleet.keys["ci"], publisher._validity, dict, {})
+    for one in (machine, fleet.machine()):
+        assert outcome(one, ONE) == REFUSED
+    assert list(present.publishers()) == ["dev"]
+    files.write(roles.TIMESTAMP, before)
+    assert outcome(machine, ONE) == outcome(fleet.machine(), ONE) == REFUSED
+
+
+def test_a_publisher_cannot_list_for_another(fleet: Fleet) -> None:
+    """Its list may say so; nobody looks for entries of `dev` there."""
+    publisher = fleet.publisher("ci")
+    publisher.name = "ci"
+    remote = publisher._remote
+
+    def change() -> dict[str, object]:
+        own = remote.metadata.list_of("ci")
+        assert own is not None
+        own.targets = {path.replace("ci/", "dev/"): t for path, t in own.targets.items()}
+        for path, target in own.targets.items():
+            target.path = path
+        return {"ci": own}
+
+    commit(remote, fleet.keys["ci"], publisher._validity, change)  # type: ignore[arg-type]
+    assert outcome(fleet.machine(), ONE) == REFUSED
+
+
+def test_a_huge_object_is_not_read(fleet: Fleet, files: Files) -> None:
+    names = [files.metadata(role) for role in ROLES] + [entry_of(files, "one")]
+    for name in names:
+        content = files.read(name)
+        os.truncate(files.place / name, 1 << 36)
+        with pytest.raises(WrongLength):
+            fleet.machine().look_up(ONE)
+        files.write(name, content)
+    assert outcome(fleet.machine(), ONE) == "one"
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
+def test_an_object_that_is_no_file_is_refused(kind: str, fleet: Fleet, files: Files) -> None:
+    for name in (files.metadata("timestamp"), entry_of(files, "one")):
+        path = files.place / name
+        content = path.read_bytes()
+        path.unlink()
+        if kind == "link":
+            path.symlink_to("/dev/zero")
+        elif kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.mkdir()
+        assert outcome(fleet.machine(), ONE) == REFUSED
+        path.rmdir() if kind == "directory" else path.unlink()
+        path.write_bytes(content)
+    assert outcome(fleet.machine(), ONE) == "one"
+
+
+def test_nonsense_in_a_lease_changes_nothing(fleet: Fleet, files: Files) -> None:
+    fleet.store.create(f"{roles.LEASES}/{ONE.hex()}", b"\xff" * 5000)
+    assert outcome(fleet.machine(), ONE) == "one"
+    assert isinstance(fleet.publisher(), Publisher)
+    assert files.names(roles.LEASES) == [f"{roles.LEASES}/{ONE.hex()}"]

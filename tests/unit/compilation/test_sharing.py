@@ -1,0 +1,269 @@
+"""What a compile does with a shared store, and what its receipt says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from benchmarks.cache import small
+from penstock import knobs
+from penstock.cache import CacheInfo
+from penstock.compilation import StepReceipt
+from penstock.errors import Cancelled, InputError
+from penstock.hal import CancelToken
+from penstock.remotecache import roles
+from penstock.remotecache.leases import BuildLease, Waiting, lease_name
+from penstock.remotecache.stores import ObjectStore, Stored
+from tests.support_stores import Fleet
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _short_waits() -> Iterator[None]:
+    with knobs.override(store_wait_seconds=0.2):
+        yield
+
+
+def start(fleet: Fleet, machine: str, key: str = "", **arguments: Any) -> StepReceipt:
+    """One compile on *machine*, which publishes with the key of the publisher *key*."""
+    given: dict[str, Any] = {"cache": fleet.url, "num_threads": 1, **arguments}
+    with fleet.on(machine, key), penstock.compile(small(), devices=["lab"], **given) as compiled:
+        receipt: StepReceipt = compiled.receipt.steps[0]
+        assert compiled.receipt.compiles == (receipt.cache.outcome != "hit")
+        return receipt
+
+
+def test_a_machine_loads_what_another_one_published(fleet: Fleet) -> None:
+    built = start(fleet, "builder", "ci").cache
+    assert (built.outcome, built.saved) == ("miss", True)
+    assert built.shared.startswith(f"NoEntry: {fleet.url} has no entry for this key; published")
+    got = start(fleet, "reader").cache
+    assert got.outcome == "hit"
+    assert got.shared == f"fetched from {fleet.url}, published by ci"
+    assert str(got).endswith(f"shared store: {got.shared}")
+
+
+def test_a_local_hit_asks_no_store(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(fleet, "reader")
+    monkeypatch.setattr("penstock.compilation.filling.fill", None)
+    again = start(fleet, "reader").cache
+    assert (again.outcome, again.shared) == ("hit", "")
+
+
+def test_a_machine_without_a_key_publishes_nothing(fleet: Fleet) -> None:
+    assert "published" not in start(fleet, "one").cache.shared
+    assert start(fleet, "two").cache.outcome == "miss"
+
+
+def test_the_store_of_the_settings_is_used_by_default(fleet: Fleet) -> None:
+    start(fleet, "builder", "ci")
+    with knobs.override(cache_store=fleet.url):
+        assert start(fleet, "reader", cache=True).cache.outcome == "hit"
+
+
+def test_a_directory_of_its_own_may_have_a_store(fleet: Fleet, tmp_path: Path) -> None:
+    start(fleet, "builder", "ci")
+    info = CacheInfo(tmp_path / "own", store=fleet.url)
+    assert start(fleet, "reader", cache=info).cache.shared.startswith("fetched")
+    assert list((tmp_path / "own").iterdir())
+
+
+def test_a_callers_token_finds_the_entry_by_its_content(fleet: Fleet, tmp_path: Path) -> None:
+    start(fleet, "builder", "ci")
+    info = CacheInfo(tmp_path / "own", bytes(32), store=fleet.url)
+    assert start(fleet, "reader", cache=info).cache.shared.startswith("fetched")
+
+
+def test_a_trusted_token_shares_nothing(fleet: Fleet, tmp_path: Path) -> None:
+    info = CacheInfo(tmp_path / "own", bytes(32), trust_token=True, store=fleet.url)
+    assert start(fleet, "builder", "ci", cache=info).cache.shared.startswith("off: a token")
+
+
+def test_other_ingredients_are_another_entry(fleet: Fleet) -> None:
+    start(fleet, "builder", "ci")
+    assert start(fleet, "reader", preference="low_power").cache.outcome == "miss"
+
+
+def test_without_a_trusted_root_nothing_is_believed(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(fleet, "builder", "ci")
+    monkeypatch.setattr("penstock.knobs.store_root", lambda: "")
+    found = start(fleet, "reader").cache
+    assert found.outcome == "miss"
+    assert found.shared.startswith("NotTrusted: the knob store_root names no trusted root")
+
+
+def test_an_entry_of_another_key_is_refused(fleet: Fleet) -> None:
+    """A publisher lists the entry of one key under the name of another."""
+    start(fleet, "builder", "ci")
+    start(fleet, "builder", "ci", preference="low_power")
+    publisher = fleet.publisher()
+    own = publisher._remote.metadata.list_of("ci")
+    assert own is not None
+    one, two = (
+        publisher._remote.look_up(bytes.fromhex(path.split("/")[1])).parcel.pack()
+        for path in own.targets
+    )
+    first, second = (bytes.fromhex(path.split("/")[1]) for path in own.targets)
+    publisher.publish({first: two, second: one})
+    found = start(fleet, "reader").cache
+    assert found.outcome == "miss"
+    assert found.shared.startswith("ForeignEntry: ")
+
+
+class Stopped:
+    """The store of a fleet, which never answers from *after* requests on."""
+
+    def __init__(self, store: ObjectStore, after: int) -> None:
+        self.url, self._store, self._left = store.url, store, after
+        self.released = threading.Event()
+
+    def get(self, name: str, most: int) -> Stored | None:
+        self._left -= 1
+        if self._left < 0:
+            self.released.wait(30)
+        return self._store.get(name, most)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 5])
+def test_a_store_that_stops_answering_costs_a_bounded_time(
+    after: int, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(fleet, "builder", "ci")
+    stopped = Stopped(fleet.store, after)
+    monkeypatch.setattr("penstock.remotecache.stores.open_store", lambda *_: stopped)
+    try:
+        with knobs.override(store_seconds=0.1):
+            found = start(fleet, "reader").cache
+    finally:
+        stopped.released.set()
+    assert found.outcome == "miss"
+    assert found.saved
+    assert found.shared == "StoreUnavailable: the store did not answer within 0.1 s"
+
+
+def test_a_cancelled_compile_waits_for_no_store(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = Stopped(fleet.store, 0)
+    monkeypatch.setattr("penstock.remotecache.stores.open_store", lambda *_: stopped)
+    cancel = CancelToken()
+    timer = threading.Timer(0.1, cancel.set)
+    timer.start()
+    try:
+        with pytest.raises(Cancelled):
+            start(fleet, "reader", cancel=cancel)
+    finally:
+        stopped.released.set()
+        timer.join()
+
+
+def test_a_compile_waits_for_another_machine(fleet: Fleet) -> None:
+    """The other machine gives its lease up when it has published."""
+    entry, content = published(fleet)
+    held = Waiting(fleet.store, entry).take()
+    assert held is not None
+    publisher = fleet.publisher()
+
+    def finish() -> None:
+        publisher.publish({entry: content})
+        held.close()
+
+    timer = threading.Timer(0.3, finish)
+    timer.start()
+    with knobs.override(store_wait_seconds=20.0):
+        found = start(fleet, "reader").cache
+    timer.join()
+    assert found.shared.startswith("fetched")
+
+
+def published(fleet: Fleet) -> tuple[bytes, bytes]:
+    """The name and the content of the entry of `start`, which a store of its own shows."""
+    other = Fleet(fleet.place / "other")
+    start(other, "builder", "ci")
+    publisher = other.publisher()
+    own = publisher._remote.metadata.list_of("ci")
+    assert own is not None
+    (path,) = own.targets
+    token = bytes.fromhex(path.split("/")[1])
+    return token, other.machine().look_up(token).parcel.pack()
+
+
+@pytest.mark.parametrize("key", ["", "ci"])
+def test_a_lease_costs_at_most_the_bound(key: str, fleet: Fleet) -> None:
+    entry, _ = published(fleet)
+    with BuildLease(fleet.store, entry, fleet.store.create(lease_name(entry), b"held") or ""):
+        found = start(fleet, "reader", key).cache
+    assert found.outcome == "miss"
+    assert found.shared.startswith("NotYetWritten: another machine was still compiling it")
+
+
+def test_a_builder_gives_its_lease_up(fleet: Fleet) -> None:
+    start(fleet, "builder", "ci")
+    entry, _ = published(fleet)
+    assert fleet.store.get(lease_name(entry), 1000) is None
+
+
+def test_local_copies_of_a_revoked_publisher_are_refused(fleet: Fleet) -> None:
+    start(fleet, "builder", "ci")
+    assert start(fleet, "reader").cache.shared.startswith("fetched")
+    assert start(fleet, "reader").cache.outcome == "hit"
+    fleet.revoke("ci", by="dev")
+    # Another key makes the machine ask the store, and learn of the revocation.
+    start(fleet, "reader", preference="low_power")
+    after = start(fleet, "reader").cache
+    assert after.outcome == "miss"
+    assert after.reason.startswith("RolledBack: the registry no longer lists this entry")
+
+
+def test_own_compiles_outlive_a_revocation(fleet: Fleet) -> None:
+    start(fleet, "builder", "ci")
+    fleet.revoke("ci", by="dev")
+    start(fleet, "builder", preference="low_power")
+    assert start(fleet, "builder").cache.outcome == "hit"
+
+
+def test_a_store_that_cannot_be_published_to_is_named(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(store: ObjectStore) -> None:
+        raise InputError(f"{store.url} cannot be published to")
+
+    monkeypatch.setattr("penstock.remotecache.publishing.check_conditional", refuse)
+    found = start(fleet, "builder", "ci").cache
+    assert found.saved
+    assert f"not published: {fleet.url} cannot be published to" in found.shared
+
+
+def test_a_key_of_no_publisher_is_named(fleet: Fleet) -> None:
+    fleet.keys["stranger"] = Fleet(fleet.place / "other").keys["ci"]
+    found = start(fleet, "builder", "stranger").cache
+    assert found.saved
+    assert "not published: NotTrusted: the key" in found.shared
+
+
+@pytest.mark.parametrize("store", ["ftp://x", "s3:/x", 5])
+def test_a_store_that_is_none_is_refused(store: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a shared store begins with one of"):
+        CacheInfo(tmp_path, store=store)
+
+
+def test_nothing_of_the_store_is_in_the_cache_but_the_entry(fleet: Fleet, tmp_path: Path) -> None:
+    start(fleet, "builder", "ci")
+    start(fleet, "reader", cache=CacheInfo(tmp_path / "own", store=fleet.url))
+    names = {path.name for path in (tmp_path / "own").iterdir() if path.is_file()}
+    assert {len(name) for name in names} == {66, 69}
+    assert fleet.store.get(roles.TIMESTAMP, 1 << 20) is not None
