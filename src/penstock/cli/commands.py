@@ -114,6 +114,43 @@ COMMANDS: Final[Mapping[str, Home]] = {
         "prewarm",
         "Compile every MODEL into the cache, so that programs with the same options start from it.",
     ),
+    "cache publish": Home(
+        "cache.sharing",
+        "publish",
+        "Compile every MODEL and publish its entries in a shared store, signed with the key "
+        "of the knob store_key.",
+    ),
+    "cache refresh": Home(
+        "cache.sharing",
+        "refresh",
+        "Read a shared store's metadata, and refuse local copies of publishers that were revoked.",
+    ),
+    "cache renew": Home(
+        "cache.sharing",
+        "renew",
+        "Sign a shared store's timestamp again, and the publisher's list, so that they stay valid.",
+    ),
+    "cache keygen": Home(
+        "cache.trust",
+        "keygen",
+        "Make a key pair, for a publisher or for the root of a shared store.",
+    ),
+    "cache draft": Home(
+        "cache.trust",
+        "draft",
+        "Write what the root keys are to sign: a new store, or other publishers of the store, "
+        "or with neither only later dates.",
+    ),
+    "cache sign": Home(
+        "cache.trust",
+        "sign",
+        "Show a draft, and add the signature of one root key to it.",
+    ),
+    "cache apply": Home(
+        "cache.trust",
+        "apply",
+        "Make a store of a signed draft, or its next version, with the key of the knob store_key.",
+    ),
 }
 """The commands by name. Those of a group have the group's name before their own."""
 

@@ -176,6 +176,7 @@ class Sharing(Closing):
 
     def _publish(self) -> None:
         from penstock.remotecache import sealing
+        from penstock.remotecache.explaining import described
         from penstock.remotecache.fetching import within
         from penstock.remotecache.publishing import Publisher
         from penstock.remotecache.roles import read_key
@@ -188,7 +189,8 @@ class Sharing(Closing):
         def work() -> list[bytes]:
             content = sealing.parcel_of(entry.directory, record).pack()
             token = derived_token(entry.key.ingredients)
-            return Publisher(remote, signer).publish({token: content})
+            words = {token: described(entry.key.ingredients)}
+            return Publisher(remote, signer).publish({token: content}, words)
 
         within(PUBLISHING_SHARE * knobs.store_seconds(), work, entry.config.cancel)
 

@@ -141,6 +141,11 @@ class Administration:
         ]
         return lines + [f"publisher {n}: key {key[:12]}" for n, key in sorted(self.keys().items())]
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the draft is that of a new store."""
+        return self.root.signed.version == 1
+
     def keys(self) -> dict[str, str]:
         """The identifier of each publisher's key."""
         found = self.targets.signed.delegations

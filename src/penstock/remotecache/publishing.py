@@ -61,9 +61,14 @@ class Publisher:
             remote.metadata.refresh()
         self.name = self._own_name()
 
-    def publish(self, entries: Mapping[bytes, bytes]) -> list[bytes]:
+    def publish(
+        self,
+        entries: Mapping[bytes, bytes],
+        described: Mapping[bytes, Mapping[str, str]] | None = None,
+    ) -> list[bytes]:
         """Lists *entries*, packed parcels by token; returns the tokens that were not listed before.
 
+        *described* has what `penstock.remotecache.explaining.described` says of each token.
         Raises `StoreUnavailable` if other publishers were faster too often, `WrongLength` for an
         entry that is too large, and the errors of `Metadatas.refresh`.
         """
@@ -79,6 +84,8 @@ class Publisher:
             for token, content in entries.items():
                 path = roles.target_of(self.name, token.hex())
                 target = TargetFile.from_data(path, content, ["sha256"])
+                if described and token in described:
+                    target.unrecognized_fields["custom"] = dict(described[token])
                 if own.targets.get(path) != target:
                     added.append(token)
                 own.targets[path] = target

@@ -11,7 +11,12 @@ import re
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from penstock.errors import InputError, Unreadable
@@ -73,6 +78,15 @@ def public_key_of(pem: bytes) -> SSlibKey:
     if not isinstance(key, Ed25519PublicKey):
         raise InputError("the public key is not an Ed25519 key")
     return SSlibKey.from_crypto(key)
+
+
+def new_key() -> tuple[bytes, bytes, str]:
+    """A new private Ed25519 key and its public key, both in PEM, and its identifier."""
+    key = Ed25519PrivateKey.generate()
+    form = PublicFormat.SubjectPublicKeyInfo
+    signer = CryptoSigner(key)
+    public = key.public_key().public_bytes(Encoding.PEM, form)
+    return signer.private_bytes, public, signer.public_key.keyid
 
 
 def read_key(path: str) -> CryptoSigner:

@@ -41,6 +41,13 @@ PLAIN = (
     "cache gc --max-mib 10",
     "cache clear -y",
     "cache prewarm a.tflite b.tflite --priority low",
+    "cache publish a.tflite --for x86-64-v3,armv8-a --store s3://bucket/prefix",
+    "cache refresh --dir d",
+    "cache renew --store s3://bucket/prefix",
+    "cache keygen key.pem",
+    "cache draft d --root-key a.pub --root-key b.pub --threshold 2 --publisher ci=c.pub",
+    "cache sign d --key root.pem",
+    "cache apply d --root root.json",
 )
 
 NOT_PLAIN = (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from msgspec import Struct
 
 import penstock
+from penstock import knobs
 from penstock.cli import failures, options
 from penstock.cli.cache.directory import SHORT, named_directory, open_cache
 from penstock.cli.declarations import argument
@@ -88,6 +89,7 @@ def explain(output: Output, model: options.ModelFile, key: Key) -> None:
     count as 1 unless --shape sets them, as in 'run'.
     """
     from penstock.cli import opening
+    from penstock.cli.cache.sharing import explain_shared
     from penstock.runtime.explain import explain_model, explain_plan
 
     cache = open_cache(key.directory)
@@ -103,6 +105,8 @@ def explain(output: Output, model: options.ModelFile, key: Key) -> None:
     except ModelError as error:
         raise FileError(loaded.path, with_remedy(error, likely)) from error
     described = [describe_expected(each) for each in steps]
+    for each in described:
+        each["shared"] = explain_shared(None, each)
     output.table(
         ("step", "device", "operations", "token", "cache"),
         [
@@ -121,6 +125,9 @@ def explain(output: Output, model: options.ModelFile, key: Key) -> None:
             output.line(f"step {d['step']}, against entry {d['nearest'][:SHORT]}:")
             rows = [readable(*change) for change in changes]
             output.table(("ingredient", "in the entry", "now"), rows, whole=("ingredient",))
+    for d in described:
+        if d["shared"] is not None:
+            output.line(f"step {d['step']}, shared store: {d['shared']}")
     notes = [f"explained for {in_words(likely)}; --shape gives another shape"] if likely else []
     output.notes(notes)
     output.line(f"plan: {plan.summary()}", "dim")
@@ -181,13 +188,14 @@ def prewarm(
     Every option but the directory is part of the key: give those of the programs. Unknown
     dimensions of a model count as 1 unless --shape sets them, as in 'run'.
     """
-    from penstock.cache.info import default_directory
+    from penstock.cache.info import CacheInfo, default_directory
     from penstock.cli import opening
 
     arguments = compile_arguments(key)
     # Without a cache directory the compiles would be useless.
     named = key.directory
-    arguments["cache"] = default_directory() if named is None else named_directory(named)
+    directory = default_directory() if named is None else named_directory(named)
+    arguments["cache"] = CacheInfo(directory, store=knobs.cache_store())
     opening.warn_of_settings(output)
     warmed = [compile_one(output, path, arguments) for path in models]
     problems = [problem for one in warmed for problem in one.problems()]
