@@ -202,6 +202,19 @@ def published(fleet: Fleet) -> tuple[bytes, bytes]:
     return token, other.machine().look_up(token).parcel.pack()
 
 
+def test_machines_at_once_compile_once(fleet: Fleet) -> None:
+    found: list[StepReceipt] = []
+    threads = [
+        threading.Thread(target=lambda n=n: found.append(start(fleet, f"machine{n}", "ci")))
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(one.cache.outcome for one in found) == ["hit", "hit", "hit", "miss"]
+
+
 @pytest.mark.parametrize("key", ["", "ci"])
 def test_a_lease_costs_at_most_the_bound(key: str, fleet: Fleet) -> None:
     entry, _ = published(fleet)

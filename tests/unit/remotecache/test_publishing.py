@@ -41,6 +41,18 @@ def test_a_machine_finds_what_a_publisher_published(fleet: Fleet) -> None:
     assert found.listed.publisher == "ci"
 
 
+def test_a_look_up_asks_for_few_objects(fleet: Fleet) -> None:
+    """docs/fleet.md counts on it. The entry itself is one more."""
+    fleet.publish(TOKEN)
+    machine = fleet.machine()
+    asked = []
+    for _ in range(2):
+        before = machine.metadata.requests
+        machine.look_up(TOKEN)
+        asked.append(machine.metadata.requests - before)
+    assert asked == [5, 2]
+
+
 def test_an_entry_that_nobody_published_is_named(fleet: Fleet) -> None:
     with pytest.raises(NoEntry, match="has no entry for this key"):
         fleet.machine().look_up(TOKEN)

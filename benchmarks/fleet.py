@@ -1,0 +1,132 @@
+"""What a fleet costs its store: python -m benchmarks.fleet [--entries N ...] [--machines N].
+
+Real client code reads and writes a store in memory that counts requests and bytes. For each number
+of entries in one publisher's list: what a machine without history asks for its first entry, what it
+asks for the next one and after another publication, and what a publication asks. Then what many
+machines ask that start without history.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from penstock.remotecache.explaining import described
+from penstock.remotecache.fetching import Remote
+from penstock.remotecache.stores import ObjectStore, Stored
+from tests.support_stores import Fleet, parcel
+
+if __name__ == "__main__" and __package__ is None:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+INGREDIENTS = {
+    "structure": "a" * 64,
+    "constants": "b" * 64,
+    "step": "c" * 64,
+    "partition": "0-61 of 62",
+    "device": "llvm",
+    "version": "1 (schema 10, linux)",
+    "cpu_features": "x86-64-v3",
+    "preference": "fast_single_answer",
+    "num_threads": "any",
+}
+
+
+class Counted:
+    """*store*, with the number of its requests and the bytes that it sent."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.url, self._store = store.url, store
+        self.counts: Counter[str] = Counter()
+
+    def get(self, name: str, most: int) -> Stored | None:
+        found = self._store.get(name, most)
+        self.counts["reads"] += 1
+        self.counts["bytes read"] += 0 if found is None else len(found.content)
+        return found
+
+    def create(self, name: str, content: bytes) -> str | None:
+        return self._written(content, self._store.create(name, content))
+
+    def update(self, name: str, content: bytes, etag: str) -> str | None:
+        return self._written(content, self._store.update(name, content, etag))
+
+    def delete(self, name: str) -> None:
+        self.counts["writes"] += 1
+        self._store.delete(name)
+
+    def _written(self, content: bytes, etag: str | None) -> str | None:
+        self.counts["writes"] += 1
+        self.counts["bytes written"] += len(content)
+        return etag
+
+    def taken(self) -> str:
+        """What was asked since the last call."""
+        counts, self.counts = self.counts, Counter()
+        return ", ".join(f"{count:,} {what}" for what, count in counts.items())
+
+
+def measure(entries: int, place: Path) -> None:
+    fleet = Fleet(place)
+    counted = Counted(fleet.store)
+    words = described(INGREDIENTS)
+    tokens = [os.urandom(32) for _ in range(entries)]
+    content = parcel("x" * 1000).pack()
+    fleet.publisher().publish(dict.fromkeys(tokens, content), dict.fromkeys(tokens, words))
+    machine = Remote(counted, fleet.root, str(place / "history"))
+    print(f"{entries:,} entries of {len(content):,} bytes in one list")
+    for what, token in (("first entry", tokens[0]), ("next entry", tokens[-1])):
+        began = time.process_time()
+        machine.look_up(token)
+        spent = (time.process_time() - began) * 1e3
+        print(f"  {what}: {counted.taken()}; {spent:.0f} ms of processor time")
+    fleet.publish(os.urandom(32))
+    machine.look_up(tokens[1])
+    print(f"  after another publication: {counted.taken()}")
+    from penstock.remotecache.publishing import Publisher
+
+    remote = Remote(counted, fleet.root, str(place / "publisher"))
+    publisher = Publisher(remote, fleet.keys["ci"])
+    publisher.publish({os.urandom(32): content})
+    print(f"  first publication of a process: {counted.taken()}")
+    publisher.publish({os.urandom(32): content})
+    print(f"  next publication: {counted.taken()}")
+
+
+def start_together(machines: int, place: Path) -> None:
+    """Look-ups of one published entry by machines without history, one after the other."""
+    fleet = Fleet(place)
+    counted = Counted(fleet.store)
+    tokens = [os.urandom(32) for _ in range(100)]
+    content = parcel("x" * 1_000_000).pack()
+    fleet.publisher().publish({tokens[0]: content}, {tokens[0]: described(INGREDIENTS)})
+    small = parcel().pack()
+    words = dict.fromkeys(tokens[1:], described(INGREDIENTS))
+    fleet.publisher().publish(dict.fromkeys(tokens[1:], small), words)
+    began = time.process_time()
+    for number in range(machines):
+        Remote(counted, fleet.root, str(place / f"m{number}")).look_up(tokens[0])
+    spent = time.process_time() - began
+    print(f"{machines:,} machines, an entry of {len(content):,} bytes in a list of 100")
+    print(f"  {counted.taken()}; {spent / machines * 1e3:.0f} ms of processor time each")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--machines", type=int, default=1000)
+    parser.add_argument("--entries", type=int, nargs="*", default=[10, 1000, 10_000])
+    given = parser.parse_args()
+    for entries in given.entries:
+        with tempfile.TemporaryDirectory() as place:
+            measure(entries, Path(place))
+    with tempfile.TemporaryDirectory() as place:
+        start_together(given.machines, Path(place))
+
+
+if __name__ == "__main__":
+    main()
