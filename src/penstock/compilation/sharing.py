@@ -54,7 +54,7 @@ class Sharing(Closing):
         try:
             with entry.recorder.time("cache", f"shared store for step {entry.step.index}"):
                 return self._fetch()
-        except errors.CacheError as error:
+        except (errors.CacheError, errors.InputError) as error:
             self._note(str(error))
             return None
 

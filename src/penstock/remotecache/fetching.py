@@ -11,12 +11,22 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from tuf.api import exceptions
 
-from penstock.errors import CacheError, NoEntry, SealBroken, StoreUnavailable, WrongLength
+from penstock.errors import (
+    CacheError,
+    NoEntry,
+    PenstockError,
+    SealBroken,
+    StoreUnavailable,
+    WrongLength,
+)
 from penstock.hal import CancelToken
+from penstock.logs import Log
 from penstock.remotecache import parcel, roles
 from penstock.remotecache.parcel import Parcel
 from penstock.remotecache.stores import ObjectStore
 from penstock.remotecache.verification import Listed, Metadatas
+
+log = Log(__name__)
 
 T = TypeVar("T")
 
@@ -80,7 +90,8 @@ class Remote:
 def within(seconds: float, work: Callable[[], T], cancel: CancelToken | None = None) -> T:
     """The result of *work*(), which may take *seconds*; later it goes on in its thread, unused.
 
-    Raises what *work* raises, `StoreUnavailable` after that time, and `Cancelled` within 50 ms.
+    Raises the `PenstockError` that *work* raises, `StoreUnavailable` for any other error and after
+    that time, and `Cancelled` within 50 ms.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -103,9 +114,13 @@ def within(seconds: float, work: Callable[[], T], cancel: CancelToken | None = N
             cancel.check()
         if time.monotonic() >= until:
             raise StoreUnavailable(f"the store did not answer within {seconds:.3g} s")
-    if errors:
+    if not errors:
+        return results[0]
+    if isinstance(errors[0], PenstockError):
         raise errors[0]
-    return results[0]
+    # A library that a store's answer leads astray costs a compile, not the program.
+    log.warning("a library failed with what the store answered: %r", errors[0])
+    raise StoreUnavailable(f"a library failed with what the store answered: {errors[0]!r:.200}")
 
 
 def trusted_root(path: str) -> bytes:

@@ -79,7 +79,7 @@ class Objects:
             yield
         except PenstockError:
             raise
-        except exceptions.NotSupportedError:
+        except (exceptions.NotSupportedError, NotImplementedError):
             raise Unconditional(f"{self.url} has no writes on a condition") from None
         except (exceptions.BaseError, OSError, ValueError) as error:
             said = printable(next(iter(str(error).splitlines()), ""))[:_SHOWN]

@@ -21,6 +21,7 @@ from penstock.errors import (
     CacheError,
     Expired,
     NotTrusted,
+    PenstockError,
     RolledBack,
     SealBroken,
     StoreUnavailable,
@@ -196,7 +197,10 @@ class Metadatas:
     def history(self, role: str, kind: type[T]) -> T:
         """The metadata of *role* that was verified last. Raises `NotTrusted`."""
         try:
-            found = Metadata[T].from_file(os.path.join(self.directory, f"{role}.json"))
+            with open(os.path.join(self.directory, f"{role}.json"), "rb") as file:
+                found = Metadata[T].from_bytes(file.read())
+        except FileNotFoundError:
+            raise NotTrusted("no metadata of the store was verified here before") from None
         except (OSError, exceptions.RepositoryError) as error:
             raise NotTrusted(f"the history of the store cannot be read: {error}") from None
         if not isinstance(found.signed, kind):
@@ -232,6 +236,11 @@ def _named() -> Iterator[None]:
         raise StoreUnavailable(
             f"the history of the store cannot be kept: {error.strerror or error}"
         ) from None
+    except PenstockError:
+        raise
+    # Hostile metadata may make the library raise anything.
+    except Exception as error:  # noqa: BLE001
+        raise NotTrusted(_words(error)) from None
 
 
 def _words(error: Exception) -> str:

@@ -268,6 +268,12 @@ def test_a_key_of_no_publisher_is_named(fleet: Fleet) -> None:
     assert "not published: NotTrusted: the key" in found.shared
 
 
+def test_a_store_without_a_name_only_costs_a_compile(fleet: Fleet) -> None:
+    found = start(fleet, "reader", cache="s3://").cache
+    assert (found.outcome, found.saved) == ("miss", True)
+    assert found.shared == "'s3://' names no bucket or host"
+
+
 @pytest.mark.parametrize("store", ["ftp://x", "s3:/x", 5])
 def test_a_store_that_is_none_is_refused(store: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a shared store begins with one of"):

@@ -201,6 +201,15 @@ def test_work_that_does_not_end_is_left_alone() -> None:
     ended.set()
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError("odd"), SystemExit(3), RecursionError("deep")])
+def test_another_librarys_error_is_named(error: BaseException) -> None:
+    def work() -> None:
+        raise error
+
+    with pytest.raises(StoreUnavailable, match=rf"a library failed .*{type(error).__name__}"):
+        within(10, work)
+
+
 def test_errors_of_work_are_raised() -> None:
     with pytest.raises(SealBroken, match="cannot be decoded"):
         within(10, lambda: unpack(b""))

@@ -9,9 +9,14 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import penstock
+from benchmarks.cache import small
+from penstock import knobs
+from penstock.compilation import CacheOutcome
 from penstock.errors import CacheError, InputError, StoreUnavailable, WrongLength
 from penstock.remotecache import roles
 from penstock.remotecache.publishing import check_conditional
@@ -100,6 +105,32 @@ def test_a_server_that_ignores_conditions_is_refused_for_publishing(
 def test_a_bucket_that_is_missing_is_named(server: str, url: str) -> None:
     with pytest.raises(CacheError):
         check_conditional(open_store("s3://missing/prefix"))
+
+
+def compile_on(fleet: Fleet, machine: str, key: str = "") -> CacheOutcome:
+    """What the receipt of one compile says of the cache."""
+    bound = knobs.override(store_seconds=5.0 if key else 0.5)
+    wanted: dict[str, Any] = {"devices": ["lab"], "cache": fleet.url}
+    with fleet.on(machine, key), bound, penstock.compile(small(), **wanted) as compiled:
+        found: CacheOutcome = compiled.receipt.steps[0].cache
+    return found
+
+
+def test_a_compile_loads_what_another_machine_published(fleet: Fleet) -> None:
+    assert compile_on(fleet, "builder", "ci").shared.endswith("; published")
+    found = compile_on(fleet, "reader")
+    assert (found.outcome, found.shared) == ("hit", f"fetched from {fleet.url}, published by ci")
+
+
+@pytest.mark.parametrize("kind", ["error", "partial", "silent", "endless"])
+def test_a_failing_server_only_costs_a_compile(
+    kind: str, fleet: Fleet, fault: Callable[[str], None]
+) -> None:
+    compile_on(fleet, "builder", "ci")
+    fault(kind)
+    found = compile_on(fleet, "reader")
+    assert (found.outcome, found.saved) == ("miss", True)
+    assert found.shared.partition(":")[0] in {"StoreUnavailable", "WrongLength"}
 
 
 @pytest.mark.parametrize("kind", ["error", "partial", "silent"])
