@@ -17,6 +17,7 @@ from penstock.cache.lease import Lease
 from penstock.cache.store import LEASE_SHARE, LOCK_SHARE, seconds_left
 from penstock.closing import Closing
 from penstock.compilation.entry import Entry, Obtained
+from penstock.compilation.prepared import token_while_waiting
 from penstock.logs import Log
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class Sharing(Closing):
         root = fetching.trusted_root(knobs.store_root())
         store = open_store(entry.store, seconds)
         self._remote = remote = fetching.Remote(store, root)
-        token, cancel = derived_token(entry.key.ingredients), entry.config.cancel
+        token = derived_token(entry.key.ingredients)
+        cancel = token_while_waiting(entry.config.cancel)
         until = time.monotonic() + seconds
 
         def ask() -> Fetched:
@@ -145,7 +147,8 @@ class Sharing(Closing):
         from penstock.remotecache.leases import Waiting
 
         entry = self._entry
-        deadline_ns, cancel = entry.config.deadline_ns, entry.config.cancel
+        deadline_ns = entry.config.deadline_ns
+        cancel = token_while_waiting(entry.config.cancel)
         seconds = seconds_left(deadline_ns, knobs.store_wait_seconds(), LEASE_SHARE)
         waiting = Waiting(store, token)
         builds = bool(knobs.store_key())

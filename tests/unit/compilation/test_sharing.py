@@ -155,6 +155,36 @@ def test_a_store_that_stops_answering_costs_a_bounded_time(
     assert found.shared == "StoreUnavailable: the store did not answer within 0.1 s"
 
 
+def test_a_store_gets_a_share_of_the_time_to_the_deadline(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = Stopped(fleet.store, 0)
+    monkeypatch.setattr("penstock.remotecache.stores.open_store", lambda *_: stopped)
+    try:
+        with knobs.override(store_seconds=1000.0):
+            found = start(fleet, "reader", timeout=4.0).cache
+    finally:
+        stopped.released.set()
+    assert found.saved
+    assert found.shared.startswith("StoreUnavailable: the store did not answer within 0.")
+
+
+def test_a_step_that_runs_elsewhere_meanwhile_is_fetched_in_the_background(fleet: Fleet) -> None:
+    start(fleet, "builder", "ci")
+    policy = penstock.Policy(while_compiling="reference")
+    wanted: dict[str, Any] = {"num_threads": 1, "policy": policy, "cache": fleet.url}
+    with fleet.on("reader"), penstock.compile(small(), devices=["lab"], **wanted) as compiled:
+        for step in compiled._executable.base.compilation.steps:
+            if step.pending is not None:
+                assert step.pending.wait(20)
+                made = step.pending.result
+                assert made is not None
+                assert made.receipt.cache.shared.startswith("fetched from ")
+                break
+        else:
+            pytest.fail("no step was pending")
+
+
 def test_a_cancelled_compile_waits_for_no_store(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
