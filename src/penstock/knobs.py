@@ -387,6 +387,12 @@ store_seconds: Final = _knob(
     "Most seconds that a compile waits for a shared store before it goes on without.",
     most=MOST_SECONDS,
 )
+store_check_hours: Final = _knob(
+    24.0,
+    "Hours after which a start that hits asks its shared store which publishers are still trusted; "
+    "0 means never.",
+    least=0,
+)
 store_wait_seconds: Final = _knob(
     60.0,
     "Most seconds that a compile waits for another machine that compiles the same entry.",

@@ -5,13 +5,16 @@ If a load fails for any reason, the step is compiled (`filling`), and the receip
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock import knobs
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
 from penstock.cache.ingredients import binding_of, derived_token, ingredients_of, nnapi_token
@@ -19,12 +22,13 @@ from penstock.cache.store import OpenFiles
 from penstock.closing import without_frames
 from penstock.compilation.calls import call_driver, call_driver_from_cache, config_of, report_of
 from penstock.compilation.step_receipt import CacheOutcome, Recorder
-from penstock.errors import FOREIGN, CacheError, DriverError
+from penstock.errors import FOREIGN, CacheError, DriverError, Unreadable
 from penstock.facade import uncollected
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
+from penstock.sealed.places import asked_path
 
 if TYPE_CHECKING:
     from penstock.cache.naming import IndexRecord
@@ -103,6 +107,10 @@ class Entry(Struct, frozen=True):
     def load(self) -> Obtained | CacheError | DriverError:
         """Loads the prepared model from the cache; returns the error if it cannot."""
         config, token = self.config, self.key.token
+        if self.store and is_due(self.store):
+            from penstock.compilation.store_check import ask_again
+
+            ask_again(self)
         until, cancel = config.deadline_ns, config.cancel
         with self.recorder.time("cache", f"load step {self.step.index}", self.device.name):
             try:
@@ -134,6 +142,19 @@ class Entry(Struct, frozen=True):
             # Read from `sys.modules`: an import would be circular.
             penstock=sys.modules["penstock"].__version__,
         )
+
+
+def is_due(store: str) -> bool:
+    """Whether the shared store at *store* was last asked too long ago to load copies from it.
+
+    A machine that never asked it has no copies.
+    """
+    hours = knobs.store_check_hours()
+    try:
+        asked = os.stat(asked_path(store)).st_mtime  # noqa: PTH116  # as in the cache
+    except (OSError, Unreadable):
+        return False
+    return hours > 0 and not 0 <= time.time() - asked < 3600 * hours
 
 
 def look_up(

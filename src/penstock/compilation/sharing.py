@@ -18,6 +18,7 @@ from penstock.cache.store import LEASE_SHARE, LOCK_SHARE, seconds_left
 from penstock.closing import Closing
 from penstock.compilation.entry import Entry, Obtained
 from penstock.compilation.prepared import token_while_waiting
+from penstock.compilation.store_check import mark_asked, refuse_revoked
 from penstock.logs import Log
 
 if TYPE_CHECKING:
@@ -104,11 +105,16 @@ class Sharing(Closing):
             try:
                 return remote.look_up(token)
             finally:
-                self._refuse_revoked()
+                refuse_revoked(remote, entry)
 
         def look_up() -> Obtained | None:
             left = max(0.05, until - time.monotonic())
-            fetched = fetching.within(left, ask, cancel)
+            try:
+                fetched = fetching.within(left, ask, cancel)
+            except errors.NoEntry:
+                mark_asked(entry.store, time.time())
+                raise
+            mark_asked(entry.store, time.time())
             fetched.parcel.check(
                 entry.key.binding, entry.device.name, entry.device.version, entry.needed
             )
@@ -196,15 +202,6 @@ class Sharing(Closing):
             return Publisher(remote, signer).publish({token: content}, words)
 
         within(PUBLISHING_SHARE * knobs.store_seconds(), work, entry.config.cancel)
-
-    def _refuse_revoked(self) -> None:
-        from penstock.remotecache import sealing
-
-        try:
-            if self._remote is not None:
-                sealing.refuse_revoked(self._remote, self._entry.directory.store)
-        except errors.CacheError as error:
-            log.info("copies of revoked publishers were not looked for: %s", error)
 
     def _note(self, words: str) -> None:
         self.words = words

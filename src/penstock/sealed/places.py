@@ -79,12 +79,24 @@ def lock_directory() -> str:
     return _private("locks")
 
 
+STORES: Final = "stores"
+"""The directory of the histories of shared stores in the state directory."""
+
+
 def store_directory() -> str:
     """`stores` in the state directory, created as `sealed_directory`.
 
     It has the history of shared stores. Raises `Unreadable` if it cannot be created.
     """
-    return _private("stores")
+    return _private(STORES)
+
+
+def asked_path(store: str) -> str:
+    """The empty file whose time says when the shared store at the URL *store* was last asked."""
+    from hashlib import sha256
+
+    name = sha256(store.encode()).hexdigest()[:32]
+    return os.path.join(state_directory(), STORES, f"{name}.asked")
 
 
 def _private(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ from benchmarks.cache import small
 from penstock import knobs
 from penstock.cache import CacheInfo
 from penstock.compilation import StepReceipt
+from penstock.compilation.entry import is_due
 from penstock.errors import Cancelled, InputError
 from penstock.hal import CancelToken
 from penstock.remotecache import roles
 from penstock.remotecache.leases import BuildLease, Waiting, lease_name
-from penstock.remotecache.stores import ObjectStore, Stored
+from penstock.remotecache.stores import ObjectStore, Stored, open_store
+from penstock.sealed.places import asked_path
 from tests.support_stores import Fleet
 
 
@@ -270,6 +273,68 @@ def test_local_copies_of_a_revoked_publisher_are_refused(fleet: Fleet) -> None:
     after = start(fleet, "reader").cache
     assert after.outcome == "miss"
     assert after.reason.startswith("RolledBack: the registry no longer lists this entry")
+
+
+def make_due(fleet: Fleet, machine: str, hours: float) -> None:
+    """Makes the last question to the store so many hours old."""
+    with fleet.on(machine):
+        path = Path(asked_path(fleet.url))
+        at = path.stat().st_mtime - 3600 * hours
+        os.utime(path, (at, at))
+
+
+def test_a_start_that_hits_learns_of_a_revocation_within_a_day(fleet: Fleet) -> None:
+    start(fleet, "builder", "ci")
+    start(fleet, "reader")
+    fleet.revoke("ci", by="dev")
+    make_due(fleet, "reader", 23)
+    assert start(fleet, "reader").cache.outcome == "hit"
+    make_due(fleet, "reader", 1.01)
+    assert start(fleet, "reader").cache.reason.startswith("RolledBack: ")
+
+
+def test_a_start_that_hits_asks_once_a_day(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(fleet, "builder", "ci")
+    start(fleet, "reader")
+    make_due(fleet, "reader", 25)
+    asked: list[str] = []
+    genuine = open_store
+
+    def counting(url: str, seconds: float) -> ObjectStore:
+        asked.append(url)
+        return genuine(url, seconds)
+
+    monkeypatch.setattr("penstock.remotecache.stores.open_store", counting)
+    for _ in range(3):
+        assert start(fleet, "reader").cache.outcome == "hit"
+    assert asked == [fleet.url]
+
+
+def test_a_store_that_is_down_leaves_copies_in_use(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(fleet, "builder", "ci")
+    start(fleet, "reader")
+    make_due(fleet, "reader", 25)
+    stopped = Stopped(fleet.store, 0)
+    monkeypatch.setattr("penstock.remotecache.stores.open_store", lambda *_: stopped)
+    try:
+        with knobs.override(store_seconds=0.1):
+            assert [start(fleet, "reader").cache.outcome for _ in range(2)] == ["hit", "hit"]
+    finally:
+        stopped.released.set()
+    assert stopped._left == -1
+    make_due(fleet, "reader", 0.2)
+    with fleet.on("reader"):
+        assert is_due(fleet.url)
+
+
+def test_the_question_can_be_switched_off(fleet: Fleet) -> None:
+    start(fleet, "builder", "ci")
+    start(fleet, "reader")
+    make_due(fleet, "reader", 1000)
+    with fleet.on("reader"), knobs.override(store_check_hours=0):
+        assert not is_due(fleet.url)
 
 
 def test_own_compiles_outlive_a_revocation(fleet: Fleet) -> None:
