@@ -7,6 +7,7 @@ models `relu` (float32, rows of 3) and `words` (3 strings, which it reverses).
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -16,8 +17,9 @@ import numpy as np
 import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, shared_memory
 
+PREFIX = "penstock-clients-"
 X = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
 WORDS = np.array([b"a", b"", b"\xff"], object)
 
@@ -71,6 +73,7 @@ def calls(library: ModuleType, address: str, token: str) -> dict[str, Any]:
         for name in ("gzip", "deflate"):
             answer = infer(request_compression_algorithm=name)
             found[name] = answer.as_numpy("y").tolist()
+    found["shared memory"] = in_shared_memory(library, client)
     found["asynchronous"] = asynchronous(library, client, given("x", X, "FP32"))
     index = client.get_model_repository_index(headers=names, **as_json)
     found["index"] = sorted(entry["name"] for entry in index_of(index))
@@ -80,6 +83,29 @@ def calls(library: ModuleType, address: str, token: str) -> dict[str, Any]:
     found["loaded"] = infer().as_numpy("y").tolist()
     client.close()
     return found
+
+
+def in_shared_memory(library: ModuleType, client: Any) -> dict[str, Any]:
+    """The output that the server writes into a region, and the regions before and after."""
+    key, size = f"{PREFIX}{os.getpid()}", X.nbytes
+    region = shared_memory.create_shared_memory_region("r", f"/{key}", 2 * size)
+    try:
+        shared_memory.set_shared_memory_region(region, [X])
+        client.register_system_shared_memory("r", f"/{key}", 2 * size)
+        as_json = {"as_json": True} if library is over_grpc else {}
+        status = client.get_system_shared_memory_status(**as_json)
+        tensor = library.InferInput("x", [*X.shape], "FP32")
+        tensor.set_shared_memory("r", size)
+        output = library.InferRequestedOutput("y")
+        output.set_shared_memory("r", size, offset=size)
+        client.infer("relu", [tensor], outputs=[output])
+        written = shared_memory.get_contents_as_numpy(region, np.float32, [*X.shape], size)
+        values = written.tolist()
+        client.unregister_system_shared_memory("r")
+        after = client.get_system_shared_memory_status(**as_json)
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
+    return {"output": values, "registered": "r" in str(status), "after": "'r'" in str(after)}
 
 
 def asynchronous(library: ModuleType, client: Any, tensor: Any) -> Any:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from penstock.serve.access import Access
 from penstock.serve.rpc.schema import protocol
 from tests.conftest import ROOT
-from tests.support_serving import relu_file, serving
+from tests.support_serving import relu_file, serving, settings_on
 from tests.unit.loaders.files import FileBuilder
 
 PYTHON = ROOT / "build" / "serve-clients" / "bin" / "python"
@@ -39,7 +40,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the calls of `calls.py` gave."""
     files = {"relu": relu_file(), "words": reversed_words_file()}
     place, access = tmp_path_factory.mktemp("models"), Access(admin=ADMIN)
-    with serving(place, files, access=access, grpc=True) as server:
+    settings = replace(settings_on(), shared_memory="penstock-clients-")
+    with serving(place, files, settings, access, grpc=True) as server:
         program = Path(__file__).with_name("calls.py")
         ports = str(server.port), str(server.grpc_port)
         done = subprocess.run(
@@ -73,6 +75,12 @@ def test_inferences_answer(results: Any, transport: str) -> None:
         wanted += ["in json", "gzip", "deflate"]
     assert {name: found[name] for name in wanted} == dict.fromkeys(wanted, Y)
     assert found["words"] == ["\xff", "", "a"]
+
+
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_tensors_in_shared_memory(results: Any, transport: str) -> None:
+    found = results[transport]["shared memory"]
+    assert found == {"output": Y, "registered": True, "after": False}
 
 
 @pytest.mark.parametrize("transport", ["http", "grpc"])

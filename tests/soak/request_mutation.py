@@ -80,7 +80,7 @@ class Victim(Closing):
             length = draw.choice([None, "", "-1", "0", str(size + 1), "9" * 30, "\u0663"])
         if draw.random() < 0.05:
             body = rest.decompressed(body, draw.choice(["gzip", "deflate", "br"]), LIMITS.body)
-        parsed = rest.parse(body, length, "relu", "", LIMITS)
+        parsed = rest.parse(body, length, "relu", "", LIMITS, self._service.regions)
         rest.rendered(self._service.infer(parsed.request), parsed)
 
     def _rpc(self, draw: random.Random) -> None:
@@ -94,8 +94,8 @@ class Victim(Closing):
             message.inputs[0].contents.fp32_contents.extend([1, -2, 3, 4, 5, -6])
         encoded = message.SerializeToString()
         given = kind.FromString(damaged(draw, encoded))
-        request = rpc.parse(given, LIMITS, CancelToken(), None)
-        rpc.rendered(self._service.infer(request))
+        request = rpc.parse(given, LIMITS, self._service.regions, CancelToken(), None)
+        rpc.rendered(self._service.infer(request), request)
 
 
 def damaged(draw: random.Random, content: bytes) -> bytes:

@@ -58,6 +58,17 @@ def serve(
     max_body: Annotated[
         int, option("--max-body MIB", "Greatest size of a request in MiB.", least=1)
     ] = 64,
+    shared_memory: Annotated[
+        str | None,
+        option("--shared-memory PREFIX", "Let clients register shared memory with such keys."),
+    ] = None,
+    trust_shared_memory: Annotated[
+        bool,
+        option(
+            "--trust-shared-memory",
+            "Map that memory; a client that shrinks it then ends the server.",
+        ),
+    ] = False,
     token_file: Annotated[
         str | None, option("--token-file F", "A file with the bearer token of requests.")
     ] = None,
@@ -114,6 +125,8 @@ def serve(
             ),
             Batching(max_batch, max_delay / 1000),
             Limits(body=max_body << 20, body_total=max(8 * max_body, 512) << 20, queue=queue),
+            shared_memory,
+            trust_shared_memory,
         )
         address = Address(
             host,

@@ -13,7 +13,8 @@ class Summary(Struct, frozen=True):
     """What an answer says of its run; times are in microseconds.
 
     *batch* is the number of requests in the run. *fallbacks* are devices that failed, with the
-    error. *copied_bytes* is what the runtime copied.
+    error. *copied_bytes* is what the runtime copied, and *region_copied_bytes* what was copied from
+    and to shared memory.
     """
 
     devices: tuple[str, ...]
@@ -21,6 +22,7 @@ class Summary(Struct, frozen=True):
     queue_us: float
     batch: int
     copied_bytes: int
+    region_copied_bytes: int
     compiles: int
     fallbacks: tuple[str, ...]
 
@@ -34,6 +36,7 @@ def summary_of(answer: InferAnswer) -> Summary:
         round(answer.queue_ns / 1000, 1),
         answer.batch,
         sum(copy.nbytes for copy in receipt.copies),
+        answer.region_copied,
         receipt.compiles,
         fallbacks_of(receipt),
     )

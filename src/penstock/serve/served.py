@@ -23,6 +23,7 @@ from penstock.serve.datatypes import NAMES
 from penstock.serve.errors import InvalidRequest, UnknownModel
 from penstock.serve.scheduling import Job, RequestQueue
 from penstock.serve.settings import Settings
+from penstock.serve.shared_memory import OutputPlaces
 from penstock.serve.values import InferAnswer, InferInput, InferRequest
 
 DEFAULT_SIGNATURE: Final = "serving_default"
@@ -30,6 +31,13 @@ DEFAULT_SIGNATURE: Final = "serving_default"
 
 class Unservable(PenstockError):
     """The model has an input or output that the protocol cannot carry."""
+
+
+class Given(Struct, frozen=True):
+    """The inputs of one job by name, and where its outputs are wanted."""
+
+    arrays: Mapping[str, NDArray]
+    places: OutputPlaces | None
 
 
 class Result(Struct, frozen=True):
@@ -102,7 +110,7 @@ class ServedSignature:
         names = self._output_names(request.outputs)
         rows = batching.rows_of(arrays) if self.is_batched else None
         job = Job(
-            arrays,
+            Given(arrays, request.places),
             rows=rows or 1,
             key=None if rows is None else batching.key_of(arrays),
             priority=request.priority,
@@ -120,6 +128,7 @@ class ServedSignature:
             job.began_ns - job.arrived_ns,
             job.batch,
             request.full_receipt,
+            request.region_copied,
         )
 
     def close(self) -> None:
@@ -129,14 +138,16 @@ class ServedSignature:
     def _execute(self, jobs: Sequence[Job]) -> None:
         if len(jobs) == 1:
             (job,) = jobs
-            run = self._run(job.inputs, job.deadline_ns, job.cancel, job.priority)
+            given: Given = job.inputs
+            out = self._targets(given)
+            run = self._run(given.arrays, job.deadline_ns, job.cancel, job.priority, out)
             job.result = Result(_by_name(self.outputs, run), run)
             return
         deadlines = [job.deadline_ns for job in jobs]
         latest = None if None in deadlines else max(d for d in deadlines if d is not None)
         try:
             run = self._run(
-                batching.joined([job.inputs for job in jobs]),
+                batching.joined([job.inputs.arrays for job in jobs]),
                 latest,
                 batching.AllTokens([job.cancel for job in jobs]),
                 jobs[0].priority,
@@ -168,17 +179,33 @@ class ServedSignature:
         deadline_ns: int | None,
         cancel: penstock.CancelToken,
         priority: Priority = "medium",
+        out: Sequence[NDArray | None] | None = None,
     ) -> Outputs:
         timeout = None
         if deadline_ns is not None:
             timeout = max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
         return self.compiled.run(
             [arrays[operand.name] for operand in self.inputs],
+            out=out,
             state=self.compiled.new_state() if self._has_state else None,
             timeout=timeout,
             cancel=cancel,
             priority=None if priority == "medium" else priority,
         )
+
+    def _targets(self, given: Given) -> Sequence[NDArray | None] | None:
+        """Arrays in shared memory for outputs whose shape is known; None if there are none."""
+        if given.places is None:
+            return None
+        is_open = batching.is_open(self.inputs) and batching.is_open(self.outputs)
+        rows = batching.rows_of(given.arrays) if is_open else None
+        found = []
+        for operand in self.outputs:
+            shape = operand.shape
+            if shape and rows is not None:
+                shape = (rows, *shape[1:])
+            found.append(given.places.target(operand.name, operand.dtype, static_shape(shape)))
+        return found if any(array is not None for array in found) else None
 
     def _arrays(self, given: Sequence[InferInput]) -> dict[str, NDArray]:
         known = {operand.name: operand for operand in self.inputs}

@@ -90,7 +90,7 @@ class Server(Closing):
             self._rest.close(seconds)
         if stopped is not None:
             stopped.wait()
-        self.service.repository.close()
+        self.service.close()
 
 
 class _Rest:

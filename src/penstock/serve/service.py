@@ -13,12 +13,19 @@ from penstock.errors import FOREIGN
 from penstock.ir import Operand
 from penstock.serve.datatypes import NAMES
 from penstock.serve.errors import NotReady, QueueFull, ServingError, serving_error
+from penstock.serve.history import History
 from penstock.serve.metrics import Metrics
 from penstock.serve.repository import Entry, ModelRepository
 from penstock.serve.settings import Settings
+from penstock.serve.shared_memory import Regions
 from penstock.serve.values import InferAnswer, InferRequest
 
-EXTENSIONS: Final = ("binary_tensor_data", "model_repository", "schedule_policy")
+EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "model_repository",
+    "schedule_policy",
+    "system_shared_memory",
+)
 PLATFORM: Final = "penstock"
 
 
@@ -31,6 +38,8 @@ class Service:
     def __init__(self, repository: ModelRepository, settings: Settings) -> None:
         self.repository, self.settings = repository, settings
         self.metrics = Metrics(repository)
+        self.history = History()
+        self.regions = Regions(settings.shared_memory, trusted=settings.trusted)
         self._lock = threading.Lock()
         self._requests = self._bytes = 0
         self._is_draining = False
@@ -101,6 +110,7 @@ class Service:
             self.metrics.refused(request, named)
             raise named from error
         self.metrics.answered(answer, time.monotonic() - began)
+        self.history.add(answer)
         return answer
 
     def _run(self, request: InferRequest) -> InferAnswer:
@@ -113,6 +123,11 @@ class Service:
             return served.signature(signature).infer(request, served.version)
         finally:
             served.give_back()
+
+    def close(self) -> None:
+        """Unloads the models, and closes the regions of shared memory."""
+        self.repository.close()
+        self.regions.unregister()
 
     def index(self, *, ready: bool = False) -> list[Entry]:
         """The models of the repository; with *ready* those alone that answer."""

@@ -73,8 +73,18 @@ class CompileSettings(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True):
-    """Everything that a `Service` is told."""
+    """Everything that a `Service` is told.
+
+    *shared_memory* is the prefix of keys of shared memory that clients may register; None turns it
+    off. With *trusted* clients these regions are mapped.
+    """
 
     compile: CompileSettings = CompileSettings()
     batching: Batching = Batching()
     limits: Limits = Limits()
+    shared_memory: str | None = None
+    trusted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shared_memory == "":
+            raise InputError("the prefix of shared memory is empty; it must name some files only")

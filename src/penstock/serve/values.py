@@ -11,6 +11,7 @@ from penstock.compilation.receipt import Receipt
 from penstock.hal import CancelToken, Priority
 from penstock.ir import NDArray
 from penstock.serve.errors import InvalidRequest
+from penstock.serve.shared_memory import OutputPlaces
 
 Parameter: TypeAlias = "bool | int | float | str"
 
@@ -45,6 +46,9 @@ class InferRequest(Struct, frozen=True):
     deadline_ns: int | None = None
     cancel: CancelToken = field(default_factory=CancelToken)
     full_receipt: bool = False
+    places: OutputPlaces | None = None
+    region_copied: int = 0
+    """Bytes of inputs that were copied from regions of shared memory."""
 
 
 class InferAnswer(Struct, frozen=True):
@@ -61,6 +65,7 @@ class InferAnswer(Struct, frozen=True):
     queue_ns: int
     batch: int
     full_receipt: bool = False
+    region_copied: int = 0
 
 
 def priority_of(parameter: object) -> Priority:

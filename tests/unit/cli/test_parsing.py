@@ -29,7 +29,7 @@ PLAIN = (
     "compare m.tflite --against reference --seed 7",
     "calibrate m.tflite n.onnx --device llvm --seconds 0.5 --dir here",
     "replay f.capsule --timeout 0.5 --runs 2",
-    "serve a.tflite n=b.onnx --port 0 --max-batch 8 --max-delay 0.5 --token-file t --log",
+    "serve a.tflite n=b.onnx --port 0 --max-delay 0.5 --token-file t --log --shared-memory p",
     "devices",
     "doctor --last-crash",
     "doctor --capsule f --model m --device d --input random",

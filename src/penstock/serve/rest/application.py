@@ -21,6 +21,7 @@ from penstock.serve.errors import (
     RequestTooLarge,
     ServingError,
 )
+from penstock.serve.page import HEADERS, page
 from penstock.serve.rest import inference
 from penstock.serve.service import Service
 
@@ -45,6 +46,7 @@ class Rest:
         version = model + "/versions/{version}"
         get, post = ["GET"], ["POST"]
         routes = [
+            Route("/", self._checked(self._page), methods=get),
             Route("/v2", self._checked(self._server), methods=get),
             Route("/metrics", self._checked(self._metrics), methods=get),
             Route("/v2/health/live", self._live, methods=get),
@@ -68,6 +70,14 @@ class Rest:
                 methods=post,
             ),
         ]
+        shared, region = "/v2/systemsharedmemory", "/region/{region}"
+        for path in (shared, shared + region):
+            routes += [
+                Route(path + "/status", self._checked(self._regions), methods=get),
+                Route(path + "/unregister", self._checked(self._unregister), methods=post),
+            ]
+        path = shared + region + "/register"
+        routes.append(Route(path, self._checked(self._register), methods=post))
         self.starlette = Starlette(
             routes=routes,
             exception_handlers={ServingError: _refused, HTTPException: _unknown, 500: _failed},
@@ -93,6 +103,10 @@ class Rest:
     async def _ready(self, _: Request) -> Response:
         is_ready = self._service.is_ready()
         return _json({"ready": is_ready}, 200 if is_ready else 503)
+
+    async def _page(self, _: Request) -> Response:
+        content = await to_thread.run_sync(page, self._service)
+        return Response(content, headers=HEADERS, media_type="text/html")
 
     async def _metrics(self, _: Request) -> Response:
         content, kind = self._service.metrics.exposition()
@@ -134,7 +148,8 @@ class Rest:
         encoding = request.headers.get("content-encoding", "")
         plain = inference.decompressed(body, encoding, self._limits.body)
         header = request.headers.get(inference.HEADER_LENGTH)
-        parsed = inference.parse(plain, header, *_model_of(request), self._limits)
+        regions = self._service.regions
+        parsed = inference.parse(plain, header, *_model_of(request), self._limits, regions)
         asked = msgspec.structs.replace(parsed.request, cancel=cancel)
         content, headers = inference.rendered(self._service.infer(asked), parsed)
         return Response(content, headers=headers)
@@ -156,6 +171,20 @@ class Rest:
     async def _unload(self, request: Request) -> Response:
         name = request.path_params["model"]
         await to_thread.run_sync(self._service.repository.unload, name)
+        return _json({})
+
+    async def _regions(self, request: Request) -> Response:
+        found = self._service.regions.status(request.path_params.get("region", ""))
+        return _json([msgspec.to_builtins(region) for region in found])
+
+    async def _register(self, request: Request) -> Response:
+        given = _object(await _read(request, self._limits.header))
+        fields = (given.get("key"), given.get("offset", 0), given.get("byte_size"))
+        self._service.regions.register(request.path_params["region"], *fields)
+        return _json({})
+
+    async def _unregister(self, request: Request) -> Response:
+        self._service.regions.unregister(request.path_params.get("region", ""))
         return _json({})
 
 

@@ -9,12 +9,14 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.serve import datatypes
 from penstock.serve.datatypes import NAMES, dtype_named, shape_of
 from penstock.serve.errors import InvalidRequest, RequestTooLarge
 from penstock.serve.receipts import parameters_of
 from penstock.serve.settings import Limits
+from penstock.serve.shared_memory import OutputPlaces, Place, Regions, place_in
 from penstock.serve.values import (
     InferAnswer,
     InferInput,
@@ -72,9 +74,17 @@ class Parsed(Struct, frozen=True):
 
 
 def parse(
-    body: bytes, header_length: str | None, model: str, version: str, limits: Limits
+    body: bytes,
+    header_length: str | None,
+    model: str,
+    version: str,
+    limits: Limits,
+    regions: Regions,
 ) -> Parsed:
-    """The request in *body*. Raises `InvalidRequest`, `RequestTooLarge`."""
+    """The request in *body*, with tensors in *regions*.
+
+    Raises `InvalidRequest`, `RequestTooLarge`.
+    """
     now_ns = time.monotonic_ns()
     view = memoryview(body)
     size = _header_size(header_length, len(view), limits)
@@ -85,15 +95,17 @@ def parse(
     if len(given.inputs) > limits.tensors or len(given.outputs) > limits.tensors:
         raise RequestTooLarge(f"a request has at most {limits.tensors} inputs and outputs")
     check_parameters(given.parameters)
-    inputs, at = [], size
+    inputs, at, copied = [], size, 0
     for tensor in given.inputs:
         where = f"input {tensor.name!r}"
         dtype = dtype_named(tensor.datatype, where)
         shape = shape_of(tensor.shape, limits, where)
         nbytes = tensor.parameters.get("binary_data_size")
-        if "shared_memory_region" in tensor.parameters:
-            raise InvalidRequest(f"{where}: shared memory is not supported")
-        if nbytes is None:
+        place = place_in(tensor.parameters, limits.body, where)
+        if place is not None:
+            array, count = regions.load(place, dtype, shape, where)
+            copied += count
+        elif nbytes is None:
             array = datatypes.from_list(tensor.data, dtype, shape, where)
         else:
             if type(nbytes) is not int or not 0 <= nbytes <= len(view) - at:
@@ -107,15 +119,18 @@ def parse(
         inputs.append(InferInput(tensor.name, tensor.datatype, array))
     if at != len(view):
         raise InvalidRequest(f"{len(view) - at} bytes follow the last input")
+    names, places = _outputs(given.outputs, limits)
     request = InferRequest(
         model,
         tuple(inputs),
         version,
         given.id,
-        _output_names(given.outputs),
+        names,
         priority_of(given.parameters.get("priority")),
         deadline_of(given.parameters.get("timeout"), now_ns),
         full_receipt=given.parameters.get("receipt") is True,
+        places=OutputPlaces(regions, places) if places else None,
+        region_copied=copied,
     )
     chosen = {
         output.name: output.parameters["binary_data"] is True
@@ -129,13 +144,22 @@ def rendered(answer: InferAnswer, parsed: Parsed) -> tuple[bytes, dict[str, str]
     """The body of the answer, and its headers. Raises `InvalidRequest`."""
     outputs: list[dict[str, Any]] = []
     binary: list[bytes] = []
+    placed, copied = parsed.request.places, answer.region_copied
     for name, array in answer.outputs.items():
         output: dict[str, Any] = {
             "name": name,
             "datatype": NAMES[datatypes.dtype_of_array(array)],
             "shape": list(array.shape),
         }
-        if parsed.is_binary(name):
+        if placed is not None and name in placed.places:
+            place = placed.places[name]
+            copied += placed.regions.store(place, array)
+            output["parameters"] = {
+                "shared_memory_region": place.region,
+                "shared_memory_byte_size": place.byte_size,
+                "shared_memory_offset": place.offset,
+            }
+        elif parsed.is_binary(name):
             data = datatypes.to_bytes(array)
             output["parameters"] = {"binary_data_size": len(data)}
             binary.append(data)
@@ -145,7 +169,7 @@ def rendered(answer: InferAnswer, parsed: Parsed) -> tuple[bytes, dict[str, str]
     head: dict[str, Any] = {
         "model_name": answer.model,
         "model_version": answer.version,
-        "parameters": parameters_of(answer),
+        "parameters": parameters_of(replace(answer, region_copied=copied)),
         "outputs": outputs,
     }
     if answer.id:
@@ -188,10 +212,16 @@ def _header_size(header_length: str | None, total: int, limits: Limits) -> int:
     return size
 
 
-def _output_names(wanted: Sequence[WantedOutput]) -> tuple[str, ...]:
+def _outputs(
+    wanted: Sequence[WantedOutput], limits: Limits
+) -> tuple[tuple[str, ...], dict[str, Place]]:
+    """The names of the outputs that the client wants, and the places of those in shared memory."""
+    places = {}
     for output in wanted:
+        where = f"output {output.name!r}"
         if output.parameters.get("classification"):
-            raise InvalidRequest(f"output {output.name!r}: classification is not supported")
-        if "shared_memory_region" in output.parameters:
-            raise InvalidRequest(f"output {output.name!r}: shared memory is not supported")
-    return tuple(dict.fromkeys(output.name for output in wanted))
+            raise InvalidRequest(f"{where}: classification is not supported")
+        place = place_in(output.parameters, limits.body, where)
+        if place is not None:
+            places[output.name] = place
+    return tuple(dict.fromkeys(output.name for output in wanted)), places

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.hal import CancelToken
 from penstock.ir import DType, NDArray
@@ -16,6 +17,7 @@ from penstock.serve.errors import InvalidRequest, RequestTooLarge
 from penstock.serve.receipts import parameters_of
 from penstock.serve.rpc.schema import protocol
 from penstock.serve.settings import Limits
+from penstock.serve.shared_memory import OutputPlaces, Regions, place_in
 from penstock.serve.values import (
     InferAnswer,
     InferInput,
@@ -42,8 +44,15 @@ def size_of(message: Any) -> int:
     return sum(map(len, message.raw_input_contents)) or message.ByteSize()
 
 
-def parse(message: Any, limits: Limits, cancel: CancelToken, seconds: float | None) -> InferRequest:
-    """The request in a `ModelInferRequest`; its client waits *seconds*, None for ever.
+def parse(
+    message: Any,
+    limits: Limits,
+    regions: Regions,
+    cancel: CancelToken,
+    seconds: float | None,
+) -> InferRequest:
+    """The request in a `ModelInferRequest`, with tensors in *regions*; its client waits *seconds*,
+    None for ever.
 
     Raises `InvalidRequest`, `RequestTooLarge`.
     """
@@ -52,28 +61,35 @@ def parse(message: Any, limits: Limits, cancel: CancelToken, seconds: float | No
         raise RequestTooLarge(f"a request has at most {limits.tensors} inputs and outputs")
     parameters = values_of(message.parameters)
     check_parameters(parameters)
-    raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise InvalidRequest(
-            f"{len(raw)} raw_input_contents were given for {len(message.inputs)} inputs"
-        )
-    inputs = []
-    for place, tensor in enumerate(message.inputs):
+    raw = iter(message.raw_input_contents)
+    is_raw = len(message.raw_input_contents) > 0
+    inputs, copied = [], 0
+    for tensor in message.inputs:
         where = f"input {tensor.name!r}"
         dtype = dtype_named(tensor.datatype, where)
         shape = shape_of(tuple(tensor.shape), limits, where)
-        if "shared_memory_region" in tensor.parameters:
-            raise InvalidRequest(f"{where}: shared memory is not supported")
-        if raw:
-            if tensor.HasField("contents"):
-                raise InvalidRequest(f"{where} has both contents and raw_input_contents")
-            array = datatypes.from_bytes(raw[place], dtype, shape, where)
+        place = place_in(values_of(tensor.parameters), limits.body, where)
+        if place is not None:
+            array, count = regions.load(place, dtype, shape, where)
+            copied += count
+        elif is_raw:
+            content = next(raw, None)
+            if content is None or tensor.HasField("contents"):
+                raise InvalidRequest(f"{where} needs one of raw_input_contents, and no contents")
+            array = datatypes.from_bytes(content, dtype, shape, where)
         else:
             array = _from_contents(tensor.contents, dtype, shape, where)
         inputs.append(InferInput(tensor.name, tensor.datatype, array))
+    if next(raw, None) is not None:
+        raise InvalidRequest("there are more raw_input_contents than inputs that need one")
+    places = {}
     for output in message.outputs:
-        if "classification" in output.parameters or "shared_memory_region" in output.parameters:
-            raise InvalidRequest(f"output {output.name!r}: its parameters are not supported")
+        where = f"output {output.name!r}"
+        if "classification" in output.parameters:
+            raise InvalidRequest(f"{where}: classification is not supported")
+        place = place_in(values_of(output.parameters), limits.body, where)
+        if place is not None:
+            places[output.name] = place
     deadline_ns = deadline_of(parameters.get("timeout"), now_ns)
     if seconds is not None:
         client_ns = now_ns + int(seconds * 1e9)
@@ -88,21 +104,36 @@ def parse(message: Any, limits: Limits, cancel: CancelToken, seconds: float | No
         deadline_ns,
         cancel,
         parameters.get("receipt") is True,
+        OutputPlaces(regions, places) if places else None,
+        copied,
     )
 
 
-def rendered(answer: InferAnswer) -> Any:
-    """The `ModelInferResponse` of *answer*; its tensors are raw."""
+def rendered(answer: InferAnswer, request: InferRequest) -> Any:
+    """The `ModelInferResponse` of *answer*; tensors that are not in shared memory are raw.
+
+    Raises `InvalidRequest`.
+    """
     message = protocol().messages["ModelInferResponse"](
         model_name=answer.model, model_version=answer.version, id=answer.id
     )
-    for name, value in parameters_of(answer).items():
-        message.parameters[name].string_param = str(value)
+    placed, copied = request.places, answer.region_copied
     for name, array in answer.outputs.items():
-        message.outputs.add(
+        output = message.outputs.add(
             name=name, datatype=NAMES[datatypes.dtype_of_array(array)], shape=array.shape
         )
-        message.raw_output_contents.append(datatypes.to_bytes(array))
+        if placed is not None and name in placed.places:
+            place = placed.places[name]
+            copied += placed.regions.store(place, array)
+            output.parameters["shared_memory_region"].string_param = place.region
+            output.parameters["shared_memory_byte_size"].int64_param = place.byte_size
+            output.parameters["shared_memory_offset"].int64_param = place.offset
+            # Clients find an output's content by its position.
+            message.raw_output_contents.append(b"")
+        else:
+            message.raw_output_contents.append(datatypes.to_bytes(array))
+    for name, value in parameters_of(replace(answer, region_copied=copied)).items():
+        message.parameters[name].string_param = str(value)
     return message
 
 

@@ -153,7 +153,7 @@ class _Reader:
         made.options.map_entry = True
         made.field.add(name="key", number=1, label=_Field.LABEL_OPTIONAL, type=_Field.TYPE_STRING)
         value = made.field.add(name="value", number=2, label=_Field.LABEL_OPTIONAL)
-        self._set_type(value, made, scope, kind)
+        self._set_type(value, message, scope, kind)
         self._field(message, scope, entry).label = _Field.LABEL_REPEATED
 
     def _take(self) -> str:

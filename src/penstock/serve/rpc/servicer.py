@@ -114,8 +114,9 @@ class Servicer:
         context.add_callback(cancel.set)
         with self._service.admitted(inference.size_of(message)):
             limits = self._service.settings.limits
-            request = inference.parse(message, limits, cancel, context.time_remaining())
-            return inference.rendered(self._service.infer(request))
+            seconds = context.time_remaining()
+            request = inference.parse(message, limits, self._service.regions, cancel, seconds)
+            return inference.rendered(self._service.infer(request), request)
 
     def repository_index(self, message: Any, _context: Any, response: Any) -> Any:
         made = response()
@@ -133,6 +134,23 @@ class Servicer:
 
     def repository_model_unload(self, message: Any, _context: Any, response: Any) -> Any:
         self._service.repository.unload(message.model_name)
+        return response()
+
+    def system_shared_memory_status(self, message: Any, _context: Any, response: Any) -> Any:
+        made = response()
+        for region in self._service.regions.status(message.name):
+            entry = made.regions[region.name]
+            entry.name, entry.key = region.name, region.key
+            entry.offset, entry.byte_size = region.offset, region.byte_size
+        return made
+
+    def system_shared_memory_register(self, message: Any, _context: Any, response: Any) -> Any:
+        fields = message.name, message.key, message.offset, message.byte_size
+        self._service.regions.register(*fields)
+        return response()
+
+    def system_shared_memory_unregister(self, message: Any, _context: Any, response: Any) -> Any:
+        self._service.regions.unregister(message.name)
         return response()
 
 
