@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -70,16 +70,30 @@ class Metrics:
             "penstock_copied_bytes", "Bytes of tensors that runs copied.", ["model"], **own
         )
         self._registry.register(_Now(repository))
+        self._children: dict[str, _Children] = {}
 
     def answered(self, answer: InferAnswer, seconds: float) -> None:
         """Counts *answer*, which took *seconds*."""
         model = self._label(answer.model)
-        self._requests.labels(model, "ok").inc()
-        self._seconds.labels(model).observe(seconds)
-        self._queued.labels(model).observe(answer.queue_ns / 1e9)
-        self._batches.labels(model).observe(answer.batch)
+        # Looking up a child of a metric takes longer than counting.
+        children = self._children.get(model)
+        if children is None:
+            children = self._children[model] = _Children(
+                self._requests.labels(model, "ok"),
+                self._seconds.labels(model),
+                self._queued.labels(model),
+                self._batches.labels(model),
+                {},
+            )
+        children.answered.inc()
+        children.seconds.observe(seconds)
+        children.queued.observe(answer.queue_ns / 1e9)
+        children.batches.observe(answer.batch)
         for step in answer.receipt.steps:
-            self._steps.labels(model, step.device).inc()
+            steps = children.steps.get(step.device)
+            if steps is None:
+                steps = children.steps[step.device] = self._steps.labels(model, step.device)
+            steps.inc()
             for failure in step.failures:
                 self._fallbacks.labels(model, failure.device).inc()
         if answer.receipt.copies:
@@ -102,6 +116,16 @@ class Metrics:
     def _label(self, model: str) -> str:
         name = model.partition(":")[0]
         return name if name in self._known else OTHER
+
+
+class _Children(NamedTuple):
+    """The metrics of one model that every answer changes."""
+
+    answered: Counter
+    seconds: Histogram
+    queued: Histogram
+    batches: Histogram
+    steps: dict[str, Counter]
 
 
 class _Now(Collector):

@@ -14,7 +14,7 @@ class Summary(Struct, frozen=True):
 
     *batch* is the number of requests in the run. *fallbacks* are devices that failed, with the
     error. *copied_bytes* is what the runtime copied, and *region_copied_bytes* what was copied from
-    and to shared memory.
+    and to shared memory. *notes* are the receipt's, such as that a driver was started again.
     """
 
     devices: tuple[str, ...]
@@ -25,6 +25,7 @@ class Summary(Struct, frozen=True):
     region_copied_bytes: int
     compiles: int
     fallbacks: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def summary_of(answer: InferAnswer) -> Summary:
@@ -39,6 +40,7 @@ def summary_of(answer: InferAnswer) -> Summary:
         answer.region_copied,
         receipt.compiles,
         fallbacks_of(receipt),
+        receipt.notes,
     )
 
 

@@ -16,6 +16,7 @@ from penstock.errors import InputError, PenstockError
 from penstock.serve.errors import InvalidRequest, NotReady, UnknownModel
 from penstock.serve.served import ServedVersion
 from penstock.serve.settings import Settings
+from penstock.serve.shares import WHOLE, Shares
 
 State = Literal["READY", "LOADING", "UNAVAILABLE"]
 
@@ -77,11 +78,11 @@ def sources_of(words: list[str]) -> list[Source]:
 
 
 class _Model:
-    """A source, the version that answers, and the error of the last load."""
+    """A source, the versions that answer, and the error of the last load."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.current: ServedVersion | None = None
+        self.shares = Shares()
         self.reason = "unloaded"
         self.number = 0
         """The version of a lone file: the number of contents that it has had."""
@@ -100,45 +101,49 @@ class ModelRepository:
     def names(self) -> list[str]:
         return list(self._models)
 
-    def load(self, name: str) -> float:
-        """Loads the newest version of the model, which takes over once it is warm, and returns the
-        seconds that this took.
+    def load(self, name: str, version: str = "", share: float | None = None) -> float:
+        """Loads a version of the model, by default the newest, and returns the seconds that this
+        took.
 
-        Requests that the version before has accepted get their answers from it. Raises
-        `UnknownModel`; and `InvalidRequest` if the new version cannot be loaded: the version before
-        then stays.
+        It takes over once it is warm, or gets *share* per cent of the requests beside the versions
+        before it. Requests that a version has accepted get their answers from it. A version that
+        answers already only gets its new share. Raises `UnknownModel`; and `InvalidRequest` if the
+        version cannot be loaded: the versions before then stay.
         """
         model = self._model(name)
+        if share is not None and not 0 < share <= WHOLE:
+            raise InvalidRequest(f"a share must be above 0 and at most {WHOLE}, not {share}")
         began = time.monotonic()
         with model.loading:
-            try:
-                version, path = self._newest(model)
-                loaded = penstock.load(path)
-                digest = loaded.digest
-                number = model.number + (digest != model.digest)
-                served = ServedVersion(loaded, version or str(number), self._settings)
-            except (PenstockError, OSError) as error:
-                model.reason = f"{type(error).__name__}: {error}"
-                raise InvalidRequest(f"model {name!r} cannot be loaded: {model.reason}") from error
-            model.number, model.digest = number, digest
+            served = model.shares.choose(version) if version and share is not None else None
+            if served is None:
+                try:
+                    served = self._made(model, version)
+                except (PenstockError, OSError) as error:
+                    model.reason = f"{type(error).__name__}: {error}"
+                    text = f"model {name!r} cannot be loaded: {model.reason}"
+                    raise InvalidRequest(text) from error
             model.reason = ""
-            before, model.current = model.current, served
+            gone = model.shares.put(served, WHOLE if share is None else share)
         seconds = time.monotonic() - began
-        if before is not None:
-            before.retire()
+        for each in gone:
+            each.retire()
         return seconds
 
-    def unload(self, name: str) -> None:
-        """Unloads the model; requests that it has accepted get their answers.
+    def unload(self, name: str, version: str = "") -> None:
+        """Unloads a version of the model, by default all; requests that it has accepted get their
+        answers, and the other versions its share.
 
         Raises `UnknownModel`.
         """
         model = self._model(name)
         with model.loading:
-            before, model.current = model.current, None
+            gone = model.shares.remove(version)
+            if version and not gone:
+                raise UnknownModel(f"model {name!r} has no version {version!r}")
             model.reason = "unloaded"
-        if before is not None:
-            before.retire()
+        for each in gone:
+            each.retire()
 
     def find(self, name: str, version: str = "") -> tuple[ServedVersion, str | None]:
         """The version that answers for *name*, which may be `MODEL:SIGNATURE`, and the signature.
@@ -147,34 +152,42 @@ class ModelRepository:
         """
         wanted, colon, signature = name.partition(":")
         model = self._model(wanted)
-        current = model.current
-        if current is None:
+        chosen = model.shares.choose(version)
+        if chosen is None:
+            known = ", ".join(each.version for each in model.shares.served)
+            if known:
+                raise UnknownModel(f"model {wanted!r} has no version {version!r}; it has {known}")
             raise NotReady(f"model {wanted!r} is not ready: {model.reason}")
-        if version not in {"", current.version}:
-            raise UnknownModel(f"model {wanted!r} has no version {version!r}; {current.version} is")
-        return current, signature if colon else None
+        return chosen, signature if colon else None
+
+    def versions_of(self, name: str) -> list[str]:
+        """The versions of *name* that answer. Raises `UnknownModel`."""
+        model = self._model(name.partition(":")[0])
+        return [each.version for each in model.shares.served]
 
     def versions(self) -> Iterator[tuple[str, ServedVersion]]:
         """The versions that answer, by the names of their models."""
         for name, model in self._models.items():
-            if (current := model.current) is not None:
-                yield name, current
+            for served in model.shares.served:
+                yield name, served
 
     def is_ready(self) -> bool:
         """Whether every model is loaded and warm."""
-        return all(model.current is not None for model in self._models.values())
+        return all(model.shares.served for model in self._models.values())
 
     def index(self) -> list[Entry]:
-        """Every model with its state."""
+        """Every version of every model with its state; with several versions also its share."""
         entries = []
         for name, model in self._models.items():
-            current = model.current
-            state: State = "READY" if current is not None else "UNAVAILABLE"
-            if current is None and model.loading.locked():
-                state = "LOADING"
-            entries.append(
-                Entry(name, current.version if current is not None else "", state, model.reason)
-            )
+            served = model.shares.served
+            for each in served:
+                reason = model.reason
+                if len(served) > 1:
+                    reason = reason or f"{model.shares.share_of(each.version):g} % of requests"
+                entries.append(Entry(name, each.version, "READY", reason))
+            if not served:
+                state: State = "LOADING" if model.loading.locked() else "UNAVAILABLE"
+                entries.append(Entry(name, "", state, model.reason))
         return entries
 
     def close(self) -> None:
@@ -188,14 +201,29 @@ class ModelRepository:
             raise UnknownModel(f"no model is named {name!r}")
         return found
 
-    def _newest(self, model: _Model) -> tuple[str, Path]:
+    def _made(self, model: _Model, version: str) -> ServedVersion:
+        """A version of *model*, loaded and warm. Raises `PenstockError`, `OSError`."""
+        name, path = self._found(model, version)
+        loaded = penstock.load(path)
+        digest = loaded.digest
+        number = model.number + (digest != model.digest)
+        served = ServedVersion(loaded, name or str(number), self._settings)
+        model.number, model.digest = number, digest
+        return served
+
+    def _found(self, model: _Model, version: str) -> tuple[str, Path]:
         """The version and the file that a load takes; "" for a lone file. Raises `InputError`."""
         path = model.source.path
         if not path.is_dir():
+            if version:
+                raise InputError(f"{path} is a file; it has no versions to choose from")
             return "", path
         versions = [each for each in path.iterdir() if each.is_dir() and each.name.isdecimal()]
+        if version:
+            versions = [each for each in versions if each.name == version]
         if not versions:
-            raise InputError(f"{path} has no directory whose name is a number: a version")
+            wanted = f"named {version!r}" if version else "whose name is a number: a version"
+            raise InputError(f"{path} has no directory {wanted}")
         newest = max(versions, key=lambda each: int(each.name))
         files = [each for each in sorted(newest.iterdir()) if each.suffix in FILES]
         if len(files) != 1:

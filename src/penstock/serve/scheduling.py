@@ -57,10 +57,16 @@ class Job:
         self.error: BaseException | None = None
         self._order = RANKS[priority], next(_numbers)
         self.state = _State.WAITING
-        self.event = threading.Event()
+        self.event: threading.Event | None = None
+        """Set when the job is done, or its thread must run it. A job that never waits has none."""
 
     def __lt__(self, other: Job) -> bool:
         return self._order < other._order
+
+    def wake(self) -> None:
+        """Lets the job's thread go on, if it waits."""
+        if self.event is not None:
+            self.event.set()
 
     def refusal(self, now_ns: int) -> Exception | None:
         """Why the job need not run at *now_ns*; None if it must."""
@@ -115,6 +121,7 @@ class RequestQueue:
                 self._running += 1
                 job.state = _State.LEADING
             elif len(self._waiting) < self._most_waiting:
+                job.event = threading.Event()
                 heapq.heappush(self._waiting, job)
                 self._arrived.notify_all()
             else:
@@ -134,6 +141,7 @@ class RequestQueue:
         left = None
         if job.deadline_ns is not None:
             left = max(0.0, (job.deadline_ns - time.monotonic_ns()) / 1e9)
+        assert job.event is not None
         if not job.event.wait(left):
             with self._lock:
                 if job.state is _State.WAITING:
@@ -206,8 +214,8 @@ class RequestQueue:
             if self._waiting:
                 following = heapq.heappop(self._waiting)
                 following.state = _State.LEADING
-                following.event.set()
+                following.wake()
             else:
                 self._running -= 1
         for job in batch:
-            job.event.set()
+            job.wake()

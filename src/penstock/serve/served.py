@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 import penstock
 from penstock.arguments import there_are
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import PenstockError
 from penstock.execution import CompiledModel, Outputs
-from penstock.hal import Priority
+from penstock.hal import Device, Priority
 from penstock.ir import DType, Model, NDArray, Operand
-from penstock.ir.types import static_shape
+from penstock.ir.types import is_static, static_shape
+from penstock.runtime.discovery import DeviceInfo
 from penstock.serve import batching
 from penstock.serve.datatypes import NAMES
 from penstock.serve.errors import InvalidRequest, UnknownModel
@@ -54,7 +56,7 @@ class ServedSignature:
         chosen = settings.compile
         self.compiled: CompiledModel = penstock.compile(
             model,
-            devices=chosen.devices or None,
+            devices=_devices(model, chosen.devices),
             signature=signature,
             num_threads=chosen.threads,
             shapes=_known_shapes(model, signature, chosen.shapes),
@@ -302,6 +304,21 @@ def _named(operands: Sequence[Operand], kind: str) -> tuple[Operand, ...]:
 
 def _by_name(operands: Sequence[Operand], run: Outputs) -> dict[str, NDArray]:
     return {operand.name: array for operand, array in zip(operands, run, strict=True)}
+
+
+def _devices(
+    model: Model, given: Sequence[str | Device]
+) -> Sequence[str | Device | DeviceInfo] | None:
+    """*given* with the fallback device for a model with unknown dimensions.
+
+    Most devices take an operation once its shapes are known, at a run. The form for unknown shapes
+    needs one that takes it before.
+    """
+    if not given:
+        return None
+    if all(is_static(operand.shape) for operand in model.inputs) or FALLBACK_DEVICE in given:
+        return given
+    return [*given, FALLBACK_DEVICE]
 
 
 def _known_shapes(

@@ -94,7 +94,7 @@ class Service:
         found = served.signature(signature)
         return {
             "name": name,
-            "versions": [served.version],
+            "versions": self.repository.versions_of(name),
             "platform": PLATFORM,
             "inputs": _described(found.inputs),
             "outputs": _described(found.outputs),

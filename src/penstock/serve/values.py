@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from msgspec import Struct, field
 
+from penstock.arguments import there_are
 from penstock.compilation.receipt import Receipt
 from penstock.hal import CancelToken, Priority
 from penstock.ir import NDArray
@@ -101,3 +102,41 @@ def check_parameters(parameters: Mapping[str, object]) -> None:
                 f"parameter {name}: sequences are not supported; every request starts from the "
                 "model's initial state"
             )
+
+
+def load_parameters(given: object) -> tuple[str, float | None]:
+    """The version ("": the newest) and the share that the parameters of a load ask for.
+
+    Raises `InvalidRequest`; a client cannot send a model or its configuration.
+    """
+    parameters = _parameters(given, ("version", "share"))
+    share = parameters.get("share")
+    if share is not None and (isinstance(share, bool) or not isinstance(share, int | float)):
+        raise InvalidRequest(f"parameter share must be a number of per cent, not {share!r}")
+    return _version(parameters), share
+
+
+def unload_parameters(given: object) -> str:
+    """The version that an unload names; "" for all. Raises `InvalidRequest`.
+
+    `unload_dependents` of the protocol has no effect: no model depends on another.
+    """
+    return _version(_parameters(given, ("version", "unload_dependents")))
+
+
+def _parameters(given: object, known: Sequence[str]) -> Mapping[str, object]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidRequest("parameters must be an object")
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(f"parameter {name!r} is not supported here; {there_are(known)}")
+    return given
+
+
+def _version(parameters: Mapping[str, object]) -> str:
+    version = parameters.get("version", "")
+    if not isinstance(version, str):
+        raise InvalidRequest(f"parameter version must be a text, not {version!r}")
+    return version

@@ -35,7 +35,7 @@ class Client:
         self._channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}")
         self._metadata = [("authorization", f"Bearer {token}")] if token else None
 
-    def __call__(self, called: str, /, timeout: float = PATIENCE_S, **fields: Any) -> Any:
+    def __call__(self, called: str, /, timeout: float | None = PATIENCE_S, **fields: Any) -> Any:
         found = protocol()
         call = found.calls[called]
         stub = self._channel.unary_unary(
@@ -45,7 +45,7 @@ class Client:
         )
         return stub(call.request(**fields), timeout=timeout, metadata=self._metadata)
 
-    def infer(self, timeout: float = PATIENCE_S, **fields: Any) -> Any:
+    def infer(self, timeout: float | None = PATIENCE_S, **fields: Any) -> Any:
         given: dict[str, Any] = {
             "model_name": "relu",
             "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3]}],
@@ -159,11 +159,12 @@ def test_requests_beyond_the_queue_and_past_their_deadline(tmp_path: Path) -> No
         client = Client(server)
         queue = server.service.repository.find("relu")[0].signature(None).queue
         device.hold()
+        # One client has a timeout, the other none.
         askers = [Asker(client.infer)]
         device.await_run()
         late = client.refused("ModelInfer", parameters={"timeout": {"int64_param": 1000}})
         assert late is grpc.StatusCode.DEADLINE_EXCEEDED
-        askers.append(Asker(client.infer))
+        askers.append(Asker(client.infer, None))
         await_depth(queue, 1)
         assert client.refused("ModelInfer") is grpc.StatusCode.RESOURCE_EXHAUSTED
         device.go_on.set()

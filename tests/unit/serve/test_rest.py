@@ -283,7 +283,9 @@ def test_repository_calls_need_the_admin_token(guarded: Server) -> None:
     assert ask(guarded, "POST", f"{model}/unload", headers=admin).status == 200
     assert ask(guarded, "POST", index, {"ready": True}, admin).json() == []
     assert ask(guarded, "POST", INFER, {"inputs": [tensor(X)]}, admin).status == 503
-    assert ask(guarded, "POST", f"{model}/load", {"parameters": {"x": 1}}, admin).status == 400
+    assert (
+        ask(guarded, "POST", f"{model}/load", {"parameters": {"config": "{}"}}, admin).status == 400
+    )
     assert ask(guarded, "POST", f"{model}/load", {}, admin).status == 200
     assert ask(guarded, "POST", INFER, {"inputs": [tensor(X)]}, admin).status == 200
     assert ask(guarded, "POST", "/v2/repository/models/nix/load", {}, admin).status == 404

@@ -311,3 +311,8 @@ def test_outputs_without_a_name_or_with_the_same_one_get_one_each(tmp_path: Path
     service = service_of(tmp_path, settings_on(), file.finish([x], outputs))
     answer = service.infer(request_for([1, -2, 3]))
     assert [*answer.outputs] == ["output_0", "y", "y_2"]
+
+
+def test_device_that_needs_known_shapes_serves_an_open_batch(tmp_path: Path) -> None:
+    service = service_of(tmp_path, settings_on("llvm", rows=2))
+    assert summary_of(service.infer(request_for(X))).devices == ("llvm",)

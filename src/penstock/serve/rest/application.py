@@ -24,6 +24,7 @@ from penstock.serve.errors import (
 from penstock.serve.page import HEADERS, page
 from penstock.serve.rest import inference
 from penstock.serve.service import Service
+from penstock.serve.values import load_parameters, unload_parameters
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -162,15 +163,16 @@ class Rest:
 
     async def _load(self, request: Request) -> Response:
         given = _object(await _read(request, self._limits.header))
-        if given.get("parameters"):
-            raise InvalidRequest("a load takes no parameters: a model's files lie on the server")
+        chosen = load_parameters(given.get("parameters"))
         name = request.path_params["model"]
-        await to_thread.run_sync(self._service.repository.load, name)
+        await to_thread.run_sync(self._service.repository.load, name, *chosen)
         return _json({})
 
     async def _unload(self, request: Request) -> Response:
+        given = _object(await _read(request, self._limits.header))
+        version = unload_parameters(given.get("parameters"))
         name = request.path_params["model"]
-        await to_thread.run_sync(self._service.repository.unload, name)
+        await to_thread.run_sync(self._service.repository.unload, name, version)
         return _json({})
 
     async def _regions(self, request: Request) -> Response:

@@ -19,6 +19,7 @@ from penstock.serve.rpc.schema import protocol
 from penstock.serve.settings import Limits
 from penstock.serve.shared_memory import OutputPlaces, Regions, place_in
 from penstock.serve.values import (
+    LONGEST_TIMEOUT_US,
     InferAnswer,
     InferInput,
     InferRequest,
@@ -91,7 +92,8 @@ def parse(
         if place is not None:
             places[output.name] = place
     deadline_ns = deadline_of(parameters.get("timeout"), now_ns)
-    if seconds is not None:
+    # A client without a timeout has one of centuries.
+    if seconds is not None and seconds < LONGEST_TIMEOUT_US / 1e6:
         client_ns = now_ns + int(seconds * 1e9)
         deadline_ns = client_ns if deadline_ns is None else min(client_ns, deadline_ns)
     return InferRequest(

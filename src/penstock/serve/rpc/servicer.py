@@ -12,10 +12,11 @@ import grpc
 from penstock.errors import InputError
 from penstock.hal import CancelToken
 from penstock.serve.access import Access
-from penstock.serve.errors import InvalidRequest, ServingError
+from penstock.serve.errors import ServingError
 from penstock.serve.rpc import inference
 from penstock.serve.rpc.schema import SERVICE, protocol
 from penstock.serve.service import Service
+from penstock.serve.values import load_parameters, unload_parameters
 
 SPARE_THREADS: Final = 8
 """Threads beyond those of inferences, for calls about health and metadata."""
@@ -127,13 +128,13 @@ class Servicer:
         return made
 
     def repository_model_load(self, message: Any, _context: Any, response: Any) -> Any:
-        if message.parameters:
-            raise InvalidRequest("a load takes no parameters: the files lie on the server")
-        self._service.repository.load(message.model_name)
+        chosen = load_parameters(inference.values_of(message.parameters))
+        self._service.repository.load(message.model_name, *chosen)
         return response()
 
     def repository_model_unload(self, message: Any, _context: Any, response: Any) -> Any:
-        self._service.repository.unload(message.model_name)
+        version = unload_parameters(inference.values_of(message.parameters))
+        self._service.repository.unload(message.model_name, version)
         return response()
 
     def system_shared_memory_status(self, message: Any, _context: Any, response: Any) -> Any:
