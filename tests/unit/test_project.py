@@ -22,6 +22,7 @@ DISTRIBUTION = {
     "PIL": "pillow",
     "google": "protobuf",
     "grpc": "grpcio",
+    "opentelemetry": "opentelemetry-api",
     "ml_dtypes": "ml-dtypes",
     "prometheus_client": "prometheus-client",
 }

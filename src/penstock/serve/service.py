@@ -11,6 +11,7 @@ from typing import Any, Final
 from penstock import __version__
 from penstock.errors import FOREIGN
 from penstock.ir import Operand
+from penstock.serve import tracing
 from penstock.serve.datatypes import NAMES
 from penstock.serve.errors import NotReady, QueueFull, ServingError, serving_error
 from penstock.serve.history import History
@@ -102,15 +103,18 @@ class Service:
 
     def infer(self, request: InferRequest) -> InferAnswer:
         """Runs one inference, in the thread of the caller."""
-        began = time.monotonic()
+        began_ns = time.perf_counter_ns()
         try:
             answer = self._run(request)
         except FOREIGN as error:
             named = _named(error)
             self.metrics.refused(request, named)
+            tracing.record(request, named, began_ns, time.perf_counter_ns())
             raise named from error
-        self.metrics.answered(answer, time.monotonic() - began)
+        ended_ns = time.perf_counter_ns()
+        self.metrics.answered(answer, (ended_ns - began_ns) / 1e9)
         self.history.add(answer)
+        tracing.record(request, answer, began_ns, ended_ns)
         return answer
 
     def _run(self, request: InferRequest) -> InferAnswer:

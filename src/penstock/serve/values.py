@@ -50,6 +50,8 @@ class InferRequest(Struct, frozen=True):
     places: OutputPlaces | None = None
     region_copied: int = 0
     """Bytes of inputs that were copied from regions of shared memory."""
+    trace: Mapping[str, str] = {}
+    """Headers of the client's trace."""
 
 
 class InferAnswer(Struct, frozen=True):

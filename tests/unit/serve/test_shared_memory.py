@@ -203,7 +203,7 @@ def test_region_that_shrinks_ends_the_request_alone(make_file: Callable[[bytes],
     regions.unregister()
 
 
-def test_strings_lie_in_regions_too(make_file: Callable[[bytes], str]) -> None:
+def test_strings_lie_in_regions(make_file: Callable[[bytes], str]) -> None:
     regions, key = Regions(PREFIX, trusted=True), make_file(bytes(16))
     regions.register("r", key, 0, 16)
     words = np.array([b"ab", b""], object)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.hal import CancelToken
+from penstock.serve import tracing
 from penstock.serve.access import Access
 from penstock.serve.errors import (
     InvalidRequest,
@@ -151,7 +152,8 @@ class Rest:
         header = request.headers.get(inference.HEADER_LENGTH)
         regions = self._service.regions
         parsed = inference.parse(plain, header, *_model_of(request), self._limits, regions)
-        asked = msgspec.structs.replace(parsed.request, cancel=cancel)
+        own = tracing.carried(request.headers)
+        asked = msgspec.structs.replace(parsed.request, cancel=cancel, trace=own)
         content, headers = inference.rendered(self._service.infer(asked), parsed)
         return Response(content, headers=headers)
 

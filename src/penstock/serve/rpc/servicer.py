@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NoReturn
 
 import grpc
+from msgspec.structs import replace
 
 from penstock.errors import InputError
 from penstock.hal import CancelToken
+from penstock.serve import tracing
 from penstock.serve.access import Access
 from penstock.serve.errors import ServingError
 from penstock.serve.rpc import inference
@@ -117,6 +119,8 @@ class Servicer:
             limits = self._service.settings.limits
             seconds = context.time_remaining()
             request = inference.parse(message, limits, self._service.regions, cancel, seconds)
+            own = tracing.carried(dict(context.invocation_metadata()))
+            request = replace(request, trace=own)
             return inference.rendered(self._service.infer(request), request)
 
     def repository_index(self, message: Any, _context: Any, response: Any) -> Any:
