@@ -5,8 +5,8 @@ One race covers one network, one number of threads and one accuracy class, in a 
     python -m benchmarks.placement_race MODEL THREADS ACCURACY ROUNDS [tuned]
 
 It prints one line of JSON: seconds of a run by subject and round (with one thread, of the
-processor), the plan and its prediction by subject, which subjects have the plan of another one, and
-why an engine does not race.
+processor, unless a plan runs in a process of its own), the plan and its prediction by subject,
+which subjects have the plan of another one, and why an engine does not race.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def main(model: str, threads: str, accuracy: str, rounds: str, tuned: str = "") 
             field.enter(TUNED, partial(make, tune=True))
         calls = {name: partial(net.run, inputs) for name, net in field.racing.items()}
         behind = dict.fromkeys(ENGINES, BEHIND)
-        alone = int(threads) == 1
+        # What runs in another process takes no processor time of this one.
+        alone = int(threads) == 1 and not any(net.plan.apart for net in field.racing.values())
         times = race(
             calls, int(rounds), LEAST_ROUNDS, longest_s=LONGEST_S, behind=behind,
             turn_of=worked_run if alone else None, timed=worked if alone else None,

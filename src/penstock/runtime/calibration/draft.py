@@ -129,6 +129,12 @@ class Draft:
         ]  # fmt: skip
         return self.add("STRIDED_SLICE", inputs, shape)
 
+    def less(self, value: Value, other: Value) -> Value:
+        """Whether elements of *value* are less than those of *other*."""
+        given = [value.operand, other.operand]
+        (found,) = self.builder.operation("LESS", given, [(DType.BOOL, value.shape)])
+        return Value(found, value.shape)
+
     def reshape(self, value: Value, shape: Shape) -> Value:
         return self.add("RESHAPE", [value, self.integers(*shape)], shape)
 

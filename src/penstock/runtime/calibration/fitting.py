@@ -88,39 +88,39 @@ def _small(alone: EngineCosts, tiny: Sequence[Timing], shipped: EngineCosts | No
     same, and a share of what its kind costs in a model of its own.
 
     In such a model an operation has the cost of its arguments too, and nothing to be fused with.
-    Element types without networks in *tiny* have the typical share; what any operation of theirs
-    costs is as in *shipped*, or as for the others.
+    Kinds that are in no network of *tiny* have the typical share. What any operation of an element
+    type without such a network costs is as in *shipped*, or as for the others.
     """
     overheads: dict[str, float] = {}
-    shares: dict[str, float] = {}
+    shares: dict[str, list[float]] = {}
     for dtype in {timing.cell.rpartition(" ")[2] for timing in tiny}:
         own = [timing for timing in tiny if timing.cell.endswith(f" {dtype}")]
-        rows, wanted = [], []
-        for timing in own:
-            parts = [(alone.of(c, f) or 0.0, alone.of(c, ONCE) or 0.0) for c, f in timing.parts]
-            fixed = sum(once for _, once in parts)
-            rest = own_ns(timing, alone) - sum(whole - once for whole, once in parts)
-            rows.append([len(timing.parts) / timing.ns, fixed / timing.ns])
-            wanted.append(max(0.0, rest) / timing.ns)
-        known = np.array(rows)
-        even = np.diag(EVEN * np.sqrt((known**2).mean(axis=0)))
-        found = non_negative_least_squares(
-            np.vstack([known, even]), np.append(wanted, np.zeros(len(even)))
-        )
-        overheads[dtype], shares[dtype] = float(found[0]), min(1.0, float(found[1]))
-    share = statistics.median(shares.values()) if shares else 1.0
-    cells = {
-        cell: _features(np.array([shares.get(cell.rpartition(" ")[2], share), 1, 1, 1]) * factors)
-        for cell, factors in alone.cells.items()
+        fixed = [[alone.of(cell, ONCE) or 0.0 for cell, _ in timing.parts] for timing in own]
+        rest = [
+            max(0.0, own_ns(t, alone) - sum(alone.of(c, f) or 0.0 for c, f in t.parts) + sum(once))
+            for t, once in zip(own, fixed, strict=True)
+        ]
+        each = min(ns / len(timing.parts) for ns, timing in zip(rest, own, strict=True))
+        overheads[dtype] = each
+        for ns, once, timing in zip(rest, fixed, own, strict=True):
+            share = (ns - each * len(once)) / max(sum(once), LEAST_NS)
+            for cell in {cell for cell, _ in timing.parts}:
+                shares.setdefault(cell, []).append(min(1.0, share))
+    found = {cell: statistics.mean(each) for cell, each in shares.items()}
+    typical = {
+        dtype: statistics.median(v for cell, v in found.items() if cell.endswith(f" {dtype}"))
+        for dtype in overheads
     }
+    other = statistics.median(typical.values()) if typical else 1.0
+    cells = {}
+    for cell, factors in alone.cells.items():
+        share = found.get(cell, typical.get(cell.rpartition(" ")[2], other))
+        cells[cell] = _features(np.array([share, 1, 1, 1]) * factors)
     return replace(alone, cells=cells, overhead=_overhead(overheads, alone.step_ns, shipped))
 
 
 ONCE: Final[Features] = (1.0, 0.0, 0.0, 0.0)
 """The features of an operation without elements."""
-
-EVEN: Final = 0.1
-"""How much it counts that networks of tiny operations are explained by both of two causes."""
 
 
 def _overhead(

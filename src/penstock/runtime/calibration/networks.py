@@ -136,6 +136,18 @@ def _streaming(draft: Draft, value: Value) -> Value:
     return value
 
 
+def _choices(draft: Draft, value: Value) -> Value:
+    """Comparisons and selections, as in trees of decisions."""
+    given, (rows, depth) = value, value.shape
+    for _ in range(4):
+        chosen = draft.less(value, given)
+        value = draft.add("SELECT_V2", [chosen, value, given], value.shape)
+        value = draft.add("TILE", [value, draft.integers(4, 1)], (4 * rows, depth))
+        value = draft.add("MEAN", [value, draft.integers(0)], (1, depth), {"keep_dims": True})
+        value = draft.add("RELU", [value], value.shape)
+    return value
+
+
 Networks: TypeAlias = "dict[str, tuple[Shape, Callable[[Draft, Value], Value], tuple[str, ...]]]"
 """The shape of the input, the network, and the element types in which it is timed, by name."""
 
@@ -158,5 +170,6 @@ TINIES: Final[Networks] = {
     "tiny": ((1, 16), _tiny, ("float32", "int8", "uint8")),
     "gates": ((1, 16), _gates, ("float32", "int8", "hybrid")),
     "streaming": ((1, 4, 1, 16), _streaming, ("float32", "int8")),
+    "choices": ((1, 16), _choices, ("float32",)),
 }
 """Networks of tiny operations."""

@@ -203,9 +203,7 @@ def _select(draft: Draft, size: Shape) -> Value:
 
 def _less(draft: Draft, size: Shape) -> Value:
     """Whether elements of one value are less than those of another."""
-    given = [draft.input(size).operand, draft.input(size).operand]
-    (found,) = draft.builder.operation("LESS", given, [(DType.BOOL, size)])
-    return Value(found, size)
+    return draft.less(draft.input(size), draft.input(size))
 
 
 def _tile(draft: Draft, size: Shape) -> Value:
