@@ -180,6 +180,9 @@ def features_of(subgraph: Subgraph, operation: Operation) -> Features:
     is_known = key in STANDS_FOR or key in RECURRENT
     amount = found.macs / (work.weight_of(key) if is_known else 1.0)
     constants = sum(work.nbytes_of(o) for o in inputs if o.is_constant and o.has_value)
+    if key in LOOKUPS:
+        # Of a table only the rows that are wanted are read.
+        constants = min(constants, work.nbytes_of(subgraph.operands[operation.outputs[0]]))
     return 1.0, amount, found.nbytes, constants
 
 
@@ -193,6 +196,9 @@ SOURCE: Final = {
     "FILL": 1, "ONE_HOT": 2,
 }  # fmt: skip
 """The index of the input that has the values, if it is not 0."""
+
+LOOKUPS: Final = frozenset({"GATHER", "GATHER_ND", "EMBEDDING_LOOKUP", "STABLEHLO_GATHER"})
+"""Operations that read some rows of a table."""
 
 SPREADING: Final = frozenset({"ADD", "MUL"})
 """Kinds for which it matters whether an input is repeated along inner axes."""

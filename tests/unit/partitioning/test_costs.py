@@ -206,3 +206,15 @@ def test_the_basis_names_each_source_once() -> None:
     both = {"a": costs(), "b": costs()}
     assert basis_of(both, ["a", "b", "c"]) == "a test"
     assert basis_of(both, ["c"]) == ""
+
+
+def test_a_table_counts_by_the_rows_that_are_read() -> None:
+    builder = ModelBuilder()
+    table = builder.constant(np.zeros((1000, 64), np.float32))
+    rows = builder.input(DType.INT32, (4,), "rows")
+    made = builder.operation(
+        "GATHER", [table, rows], [(DType.FLOAT32, (4, 64))], {"axis": 0, "batch_dims": 0}
+    )
+    model = builder.build(made)
+    *_, constants = features_of(model.entry, model.operations[0])
+    assert constants == 4 * 64 * 4
