@@ -56,6 +56,8 @@ def publish_models(
     entries: dict[bytes, bytes] = {}
     words: dict[bytes, Mapping[str, str]] = {}
 
+    failures: dict[str, str] = {}
+
     def prepare(step: ExplainedStep, portable: str | None) -> PublishedStep:
         device, ingredients = step.step.device, dict(step.explanation.ingredients)
         if not step.caches:
@@ -65,7 +67,7 @@ def publish_models(
             return PublishedStep(device, portable, token, problem=f"it cannot be shared: {reason}")
         record = place.record(step.explanation.token)
         if record is None or not step.explanation.found:
-            why = step.explanation.reason or "its index is missing"
+            why = failures.get(device) or step.explanation.reason or "its index is missing"
             return PublishedStep(device, portable, token, problem=f"it was not saved: {why}")
         try:
             entries[token] = parcel_of(place, record).pack()
@@ -79,8 +81,12 @@ def publish_models(
         steps: list[PublishedStep] = []
         for portable in baselines:
             given = {**arguments, "portable": portable}
-            with compile_model(model, cache=CacheInfo(directory), **given):
-                pass
+            with compile_model(model, cache=CacheInfo(directory), **given) as compiled:
+                failures = {
+                    each.fallback_from: each.error or ""
+                    for each in compiled.receipt.steps
+                    if each.fallback_from is not None
+                }
             _, explained = explain_model(model, directory, **given)
             steps += [prepare(step, portable) for step in explained]
         found.append(steps)

@@ -11,6 +11,8 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.cache import small
 from penstock.cli.application import app
+from penstock.errors import GeneralFailure
+from penstock.testing.lab import LabDevice
 
 pytest.importorskip("tuf")
 
@@ -99,6 +101,17 @@ def test_baselines_of_other_machines_are_published(run: Run) -> None:
         assert explained(found).startswith("would be fetched")
     other = run("--json", "explain", "m.tflite", "-d", "llvm", "--portable", "armv8-a")
     assert "differs in cpu_features (" in explained(other)
+
+
+@pytest.mark.usefixtures("store")
+def test_a_model_that_does_not_compile_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise GeneralFailure("the engine cannot do this")
+
+    monkeypatch.setattr(LabDevice, "prepare_model", fail)
+    refused = run("--json", *PUBLISH, machine="ci", fails=True)
+    (step,) = json.loads(refused.stdout)["steps"]
+    assert step["problem"] == "it was not saved: GeneralFailure: the engine cannot do this"
 
 
 @pytest.mark.usefixtures("store")
