@@ -11,7 +11,15 @@ from msgspec import Struct
 from penstock.hal import AccuracyClass, Device
 from penstock.partitioning.costs import EngineCosts
 from penstock.runtime.calibration.fitting import fit
-from penstock.runtime.calibration.samples import EDGE, NETWORK, STEP, Sample, samples
+from penstock.runtime.calibration.samples import (
+    EDGE,
+    FIRST_TYPES,
+    NETWORK,
+    STEP,
+    TINY,
+    Sample,
+    samples,
+)
 from penstock.runtime.calibration.tables import MEASURED_SOURCE, MODES, keep, shipped_costs
 from penstock.runtime.calibration.timing import time_samples
 
@@ -67,11 +75,15 @@ machine that does little else.
 """
 
 
+EARLY: Final = frozenset({f"{TINY} {dtype}" for dtype in FIRST_TYPES})
+"""What small operations cost is wrong by several times without these."""
+
+
 def in_order(every: Iterable[Sample], wanted: set[str]) -> list[Sample]:
     """*every* sample, those first that all costs need, then those of *wanted* cells."""
 
     def rank(sample: Sample) -> int:
-        if sample.cell == EDGE:
+        if sample.cell == EDGE or sample.cell in EARLY:
             return 0
         # Networks take longest, and shipped tables know what they tell.
         if sample.cell.startswith(NETWORK):
