@@ -1,7 +1,8 @@
-"""Calls into drivers: what the HAL does not allow becomes a `DriverError`."""
+"""Calls into drivers: what the HAL does not allow becomes a `DriverError`. What cancels them."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,14 @@ from msgspec.structs import replace
 
 from penstock import errors, knobs
 from penstock.compilation.step_receipt import CacheOutcome, StepReceipt
-from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
+from penstock.hal import (
+    NO_CACHE_REPORT,
+    CacheReport,
+    CancelToken,
+    Device,
+    PrepareConfig,
+    PreparedModel,
+)
 from penstock.hal.device import is_isolated
 from penstock.hal.prepared import retain_model
 from penstock.interrupts import LATE
@@ -128,3 +136,29 @@ def in_one_line(error: BaseException) -> str:
     from penstock.logs import printable
 
     return printable(text)
+
+
+class BackgroundToken(CancelToken):
+    """The cancel token of a compile in the background."""
+
+    def while_waiting(self) -> CancelToken:
+        """The token for waits, in which nothing is lost: the end of the program also sets it."""
+        return _EndOfProgram(self)
+
+
+class _EndOfProgram(CancelToken):
+    def __init__(self, given: CancelToken) -> None:
+        super().__init__()
+        self._given = given
+
+    def is_set(self) -> bool:
+        return self._given.is_set() or not threading.main_thread().is_alive()
+
+    def check(self) -> None:
+        if self.is_set():
+            raise errors.Cancelled("the compile in the background is no longer wanted")
+
+
+def token_while_waiting(cancel: CancelToken | None) -> CancelToken | None:
+    """The token of a compile's waits for other processes; *cancel* is the token of that compile."""
+    return cancel.while_waiting() if isinstance(cancel, BackgroundToken) else cancel

@@ -110,7 +110,7 @@ class Entry(Struct, frozen=True):
         if self.store and is_due(self.store):
             from penstock.compilation.store_check import ask_again
 
-            ask_again(self)
+            ask_again(self.store, self.directory.store, config)
         until, cancel = config.deadline_ns, config.cancel
         with self.recorder.time("cache", f"load step {self.step.index}", self.device.name):
             try:

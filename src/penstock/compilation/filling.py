@@ -21,9 +21,14 @@ from penstock.compilation.cache_faults import (
     fault_in,
     fault_of,
 )
-from penstock.compilation.calls import call_driver, call_driver_from_cache, describe, report_of
+from penstock.compilation.calls import (
+    call_driver,
+    call_driver_from_cache,
+    describe,
+    report_of,
+    token_while_waiting,
+)
 from penstock.compilation.entry import Caching, Entry, Obtained, compiled, hit, with_files
-from penstock.compilation.prepared import token_while_waiting
 from penstock.compilation.step_receipt import CacheOutcome, Recorder
 from penstock.hal import NO_TOKEN, CacheHandle, CacheReport, Device, PrepareConfig, ProgressEvent
 from penstock.logs import Log

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field, structs
 
-from penstock.compilation.calls import describe
+from penstock.compilation.calls import BackgroundToken, describe
 from penstock.compilation.receipt import Receipt
 from penstock.compilation.step_receipt import Recorder, StepReceipt
 from penstock.errors import FOREIGN, Cancelled
-from penstock.hal import CancelToken, Device, PrepareConfig, PreparedModel
+from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 
@@ -28,32 +28,6 @@ NO_CACHE_ASKED: Final = "no cache was asked for"
 
 CLOSE_SECONDS: Final = 10.0
 """Seconds that closing waits for all background compiles together."""
-
-
-class BackgroundToken(CancelToken):
-    """The cancel token of a compile in the background."""
-
-    def while_waiting(self) -> CancelToken:
-        """The token for waits, in which nothing is lost: the end of the program also sets it."""
-        return _EndOfProgram(self)
-
-
-class _EndOfProgram(CancelToken):
-    def __init__(self, given: CancelToken) -> None:
-        super().__init__()
-        self._given = given
-
-    def is_set(self) -> bool:
-        return self._given.is_set() or not threading.main_thread().is_alive()
-
-    def check(self) -> None:
-        if self.is_set():
-            raise Cancelled("the compile in the background is no longer wanted")
-
-
-def token_while_waiting(cancel: CancelToken | None) -> CancelToken | None:
-    """The token of a compile's waits for other processes; *cancel* is the token of that compile."""
-    return cancel.while_waiting() if isinstance(cancel, BackgroundToken) else cancel
 
 
 class PendingStep:

@@ -16,8 +16,8 @@ from penstock.cache.ingredients import derived_token
 from penstock.cache.lease import Lease
 from penstock.cache.store import LEASE_SHARE, LOCK_SHARE, seconds_left
 from penstock.closing import Closing
+from penstock.compilation.calls import token_while_waiting
 from penstock.compilation.entry import Entry, Obtained
-from penstock.compilation.prepared import token_while_waiting
 from penstock.compilation.store_check import mark_asked, refuse_revoked
 from penstock.logs import Log
 
@@ -105,7 +105,7 @@ class Sharing(Closing):
             try:
                 return remote.look_up(token)
             finally:
-                refuse_revoked(remote, entry)
+                refuse_revoked(remote, entry.directory.store)
 
         def look_up() -> Obtained | None:
             left = max(0.05, until - time.monotonic())

@@ -89,7 +89,7 @@ def explain(output: Output, model: options.ModelFile, key: Key) -> None:
     count as 1 unless --shape sets them, as in 'run'.
     """
     from penstock.cli import opening
-    from penstock.cli.cache.sharing import explain_shared
+    from penstock.cli.cache.shared_misses import explain_shared
     from penstock.runtime.explain import explain_model, explain_plan
 
     cache = open_cache(key.directory)

@@ -157,22 +157,3 @@ def refresh(output: Output, store: Url = None, directory: options.CacheDirectory
     output.json({"publishers": publishers, "refused_copies": count})
     if refused is not None:
         raise Unfinished(str(refused))
-
-
-def explain_shared(url: str | None, each: dict[str, Any]) -> str | None:
-    """What a compile of the described step would get from the store at *url*; None without one, and
-    for a step that needs none.
-    """
-    from penstock import knobs
-    from penstock.cli.failures import message
-    from penstock.errors import InputError
-
-    if not (url or knobs.cache_store()) or each["outcome"] != "miss":
-        return None
-    from penstock.remotecache.explaining import explain
-    from penstock.remotecache.settings import remote_at
-
-    try:
-        return explain(remote_at(url), each["ingredients"])
-    except (CacheError, InputError) as error:
-        return message(error)
