@@ -365,8 +365,14 @@ class Function:
             self._block = f"Z{number}"
 
     def joined(self, values: Sequence[Reg]) -> Reg:
-        """Vectors of one type, a power of two of them, one behind the other."""
+        """Vectors of one type, a power of two of them, or as many scalars, one behind the other."""
         parts = list(values)
+        if len(parts) > 1 and not parts[0].type.startswith("<"):
+            type_ = vector(len(parts), parts[0].type)
+            made = "poison"
+            for lane, part in enumerate(parts):
+                made = self.value(f"insertelement {type_} {made}, {part}, i32 {lane}", type_).name
+            return Reg(made, type_)
         while len(parts) > 1:
             lanes, scalar = lanes_of(parts[0].type)
             order, type_ = shuffle(tuple(range(2 * lanes))), vector(2 * lanes, scalar)
