@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +83,24 @@ def packages() -> set[str]:
     return found - LEAVES
 
 
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    """The first names of the modules that the file at *path* imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return frozenset(names)
+
+
 def third_party_imports(folder: str = "", but: tuple[str, ...] = ()) -> set[str]:
     """Distributions that the package imports: its *folder* alone, or all *but* some folders."""
     names: set[str] = set()
     for path in (SOURCE / folder).rglob("*.py"):
-        if any(path.is_relative_to(SOURCE / other) for other in but):
-            continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Import):
-                names.update(alias.name.split(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names.add(node.module.split(".")[0])
+        if not any(path.is_relative_to(SOURCE / other) for other in but):
+            names |= imports_of(path)
     return {DISTRIBUTION.get(n, n) for n in names - set(sys.stdlib_module_names) - {"penstock"}}
 
 
@@ -186,7 +194,8 @@ def test_documents_install_extras_from_a_checkout_before_an_index() -> None:
 def test_install_commands_of_errors_name_extras_that_exist() -> None:
     called = set()
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if "install_command(" in text else ():
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "install_command":
                 (extra,) = node.args
                 assert isinstance(extra, ast.Constant), f"{path}: the extra is not written out"
