@@ -24,8 +24,9 @@ ASKED = 4
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    isolation.close_hosts()
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # The hosts that other tests of this process have stay as they are.
+    monkeypatch.setattr(isolation, "_supervisors", {})
     yield
     isolation.close_hosts()
 
