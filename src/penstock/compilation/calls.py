@@ -1,4 +1,7 @@
-"""Calls into drivers: what the HAL does not allow becomes a `DriverError`. What cancels them."""
+"""Calls into drivers, and the token that cancels those of a compile in the background.
+
+What the HAL does not allow becomes a `DriverError`.
+"""
 
 from __future__ import annotations
 
