@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import queue as queues
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Annotated
 
 from penstock.cli import opening, options
 from penstock.cli.declarations import argument, option
-from penstock.cli.failures import UsageError
+from penstock.cli.failures import DONE, UsageError
 from penstock.cli.output import Output, milliseconds
 from penstock.distribution import install_command
 from penstock.errors import InputError, NotAvailable, counted
 
 if TYPE_CHECKING:
-    from penstock.serve import Server
+    from penstock.serve import ModelRepository, Server
 
 OFF = -1
 """A port that turns its transport off."""
@@ -58,6 +61,21 @@ def serve(
     max_body: Annotated[
         int, option("--max-body MIB", "Greatest size of a request in MiB.", least=1)
     ] = 64,
+    memory: Annotated[
+        int | None,
+        option(
+            "--memory MIB",
+            "Memory of all models; the least recently used are unloaded to make room.",
+            least=1,
+        ),
+    ] = None,
+    model_memory: Annotated[
+        int | None,
+        option("--model-memory MIB", "A model that needs more memory is not loaded.", least=1),
+    ] = None,
+    pin: Annotated[
+        list[str] | None, option("--pin MODEL", "Never unload this model to make room.")
+    ] = None,
     shared_memory: Annotated[
         str | None,
         option("--shared-memory PREFIX", "Let clients register shared memory with such keys."),
@@ -106,6 +124,7 @@ def serve(
         Batching,
         CompileSettings,
         Limits,
+        MemoryLimits,
         ModelRepository,
         Service,
         Settings,
@@ -125,6 +144,7 @@ def serve(
             ),
             Batching(max_batch, max_delay / 1000),
             Limits(body=max_body << 20, body_total=max(8 * max_body, 512) << 20, queue=queue),
+            MemoryLimits(_bytes(memory), _bytes(model_memory), tuple(pin or ())),
             shared_memory,
             trust_shared_memory,
         )
@@ -136,26 +156,54 @@ def serve(
             tls_key,
         )
         access = Access(read_token(token_file), read_token(admin_token_file))
-        sources = sources_of(models)
+        repository = ModelRepository(sources_of(models), settings)
     except InputError as error:
         raise UsageError(str(error)) from error
     opening.warn_of_settings(output)
     if log:
         log_requests()
-    ended = threading.Event()
+    events: queues.SimpleQueue[BaseException | None] = queues.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    repository = ModelRepository(sources, settings)
+        # Of the queues and events of Python, a signal's handler may use this one.
+        signal.signal(number, lambda *_: events.put(None))
     with Server(Service(repository, settings), address, access, drain) as server:
         announce(output, server, host, is_exposed=access.is_open and not _is_local(host))
+        loading = threading.Thread(
+            target=load_all, args=(repository, output, events), name="penstock-load", daemon=True
+        )
+        loading.start()
+        if (failure := events.get()) is not None:
+            raise failure
+        output.line("shutting down: requests in progress end first")
+    leave()
+
+
+def leave() -> None:
+    """Ends the process at once if an engine still compiles in a thread of its own.
+
+    Otherwise returns. The normal end would destroy objects that the engine uses.
+    """
+    from penstock.driverkit import engine
+    from penstock.runtime import isolation
+
+    if engine.is_compiling():
+        isolation.close_hosts()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(DONE)
+
+
+def load_all(
+    repository: ModelRepository, output: Output, events: queues.SimpleQueue[BaseException | None]
+) -> None:
+    """Loads every model, and says so; an error goes to *events*."""
+    try:
         for name in repository.names:
-            if ended.is_set():
-                return
             seconds = repository.load(name)
             output.line(f"model {name}: ready after {milliseconds(int(seconds * 1e9))}")
         output.line(f"ready: {counted(len(repository.names), 'model')}")
-        ended.wait()
-        output.line("shutting down: requests in progress end first")
+    except BaseException as error:  # noqa: BLE001  # raised by the main thread
+        events.put(error)
 
 
 def log_requests() -> None:
@@ -182,6 +230,10 @@ def announce(output: Output, server: Server, host: str, *, is_exposed: bool) -> 
         output.warnings(
             ["everybody who reaches this address may ask; --token-file asks for a token"]
         )
+
+
+def _bytes(mebibytes: int | None) -> int | None:
+    return None if mebibytes is None else mebibytes << 20
 
 
 def _is_local(host: str) -> bool:

@@ -162,6 +162,9 @@ def report_of(
     return hal.CacheReport(outcome, saved.reason or "", later, artefact)
 
 
+THREAD: Final = "penstock-compile"
+"""The name of the threads of `compiled_within`."""
+
 Limits: TypeAlias = hal.PrepareConfig | hal.ExecutionConfig
 """A configuration with a deadline and a cancel token."""
 
@@ -193,12 +196,20 @@ def compiled_within(limits: Limits, compile_it: Callable[[], T]) -> T:
             raised.append(error)
         over.set()
 
-    threading.Thread(target=run, name="penstock-compile", daemon=True).start()
+    threading.Thread(target=run, name=THREAD, daemon=True).start()
     while not over.wait(_poll_seconds(limits)):
         check_limits(limits)
     if raised:
         raise raised[0]
     return made[0]
+
+
+def is_compiling() -> bool:
+    """Whether a call of `compiled_within` still runs in its thread, also after its limits ended.
+
+    A normal exit of the process destroys objects that the engine then uses.
+    """
+    return any(thread.name == THREAD for thread in threading.enumerate())
 
 
 def _poll_seconds(limits: Limits) -> float | None:

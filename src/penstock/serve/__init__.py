@@ -18,26 +18,25 @@ from penstock.facade import lazily
 
 if TYPE_CHECKING:
     from penstock.serve.access import Access as Access
-    from penstock.serve.repository import (
-        ModelRepository as ModelRepository,
-        Source as Source,
-        sources_of as sources_of,
-    )
+    from penstock.serve.repository import ModelRepository as ModelRepository
     from penstock.serve.server import Address as Address, Server as Server
     from penstock.serve.service import Service as Service
     from penstock.serve.settings import (
         Batching as Batching,
         CompileSettings as CompileSettings,
         Limits as Limits,
+        MemoryLimits as MemoryLimits,
         Settings as Settings,
     )
+    from penstock.serve.sources import Source as Source, sources_of as sources_of
 
 NAMES: Final = {
     "access": "Access",
-    "repository": "ModelRepository Source sources_of",
+    "repository": "ModelRepository",
     "server": "Address Server",
     "service": "Service",
-    "settings": "Batching CompileSettings Limits Settings",
+    "settings": "Batching CompileSettings Limits MemoryLimits Settings",
+    "sources": "Source sources_of",
 }
 
 __getattr__ = lazily(__name__, NAMES)

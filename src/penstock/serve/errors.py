@@ -9,6 +9,7 @@ ServingError
 ├── RequestCancelled    499 CANCELLED           the client has gone
 ├── RunFailed           500 INTERNAL            no device could run the model
 ├── QueueFull           503 RESOURCE_EXHAUSTED  as many requests wait as may
+├── NoMemory            503 RESOURCE_EXHAUSTED  the limits of memory leave no room for the model
 ├── NotReady            503 UNAVAILABLE         the server drains, or the model is not loaded
 └── DeadlinePassed      504 DEADLINE_EXCEEDED   the request's timeout passed
 """
@@ -59,6 +60,10 @@ class QueueFull(ServingError):
     http, grpc = 503, "RESOURCE_EXHAUSTED"
 
 
+class NoMemory(ServingError):
+    http, grpc = 503, "RESOURCE_EXHAUSTED"
+
+
 class NotReady(ServingError):
     http, grpc = 503, "UNAVAILABLE"
 
@@ -67,7 +72,7 @@ class DeadlinePassed(ServingError):
     http, grpc = 504, "DEADLINE_EXCEEDED"
 
 
-def serving_error(error: Exception) -> ServingError:
+def serving_error(error: BaseException) -> ServingError:
     """*error* of a run, or of Penstock, as the error of its request. The message stays."""
     if isinstance(error, ServingError):
         return error

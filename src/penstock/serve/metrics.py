@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
@@ -157,6 +157,16 @@ class _Now(Collector):
                 steps.add_metric([name, device, outcome], count)
         yield depths
         yield steps
+        yield GaugeMetricFamily(
+            "penstock_model_memory_bytes",
+            "Estimated memory of all models.",
+            self._repository.used_bytes,
+        )
+        yield CounterMetricFamily(
+            "penstock_model_evictions",
+            "Models that were unloaded to make room.",
+            self._repository.evictions,
+        )
 
 
 def _outcome(step: StepReceipt) -> str:

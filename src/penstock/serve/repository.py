@@ -1,35 +1,28 @@
-"""The models of a server: where they come from, which version answers, loading and unloading."""
+"""The models of a server: which version answers, loading, unloading, and making room for others."""
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
 
 import penstock
 from penstock.errors import InputError, PenstockError
-from penstock.serve.errors import InvalidRequest, NotReady, UnknownModel
+from penstock.hal import CancelToken
+from penstock.serve.errors import InvalidRequest, NoMemory, NotReady, UnknownModel
+from penstock.serve.memory import MemoryBudget, check_model, memory_of
+from penstock.serve.reloading import Reload
 from penstock.serve.served import ServedVersion
 from penstock.serve.settings import Settings
 from penstock.serve.shares import WHOLE, Shares
+from penstock.serve.sources import Source, file_of
 
 State = Literal["READY", "LOADING", "UNAVAILABLE"]
 
-FILES: Final = (".tflite", ".onnx")
-NAME: Final = re.compile(r"[\w.-]{1,128}")
-"""Names of models. A colon separates the name of a signature."""
-
-
-class Source(Struct, frozen=True):
-    """Where a model comes from: a file, or a directory with a directory for each version."""
-
-    name: str
-    path: Path
+MADE_ROOM: Final = "unloaded to make room; a request loads it again"
 
 
 class Entry(Struct, frozen=True):
@@ -41,65 +34,51 @@ class Entry(Struct, frozen=True):
     reason: str
 
 
-def sources_of(words: list[str]) -> list[Source]:
-    """The models that a command line names, each as FILE, NAME=FILE or a repository's directory.
-
-    A repository has a directory for each model, with a directory for each version (a number) that
-    holds a model file. Raises `InputError`.
-    """
-    found: list[Source] = []
-    for word in words:
-        name, equals, rest = word.partition("=")
-        path = Path(rest if equals else word)
-        if not path.exists():
-            raise InputError(f"{path}: no such file or directory")
-        if equals:
-            found.append(Source(name, path))
-        elif path.is_dir():
-            inside = [Source(each.name, each) for each in sorted(path.iterdir()) if each.is_dir()]
-            if not inside:
-                raise InputError(
-                    f"{path}: a repository has a directory for each model; it is empty"
-                )
-            found += inside
-        else:
-            found.append(Source(path.stem, path))
-    names: set[str] = set()
-    for source in found:
-        if NAME.fullmatch(source.name) is None:
-            raise InputError(
-                f"{source.path}: {source.name!r} is no name of a model (letters, digits, '_', '.' "
-                "and '-'); NAME=FILE gives another"
-            )
-        if source.name in names:
-            raise InputError(f"two models are named {source.name!r}; NAME=FILE gives another name")
-        names.add(source.name)
-    return found
-
-
 class _Model:
     """A source, the versions that answer, and the error of the last load."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, *, is_pinned: bool) -> None:
+        self.source, self.is_pinned = source, is_pinned
         self.shares = Shares()
         self.reason = "unloaded"
         self.number = 0
         """The version of a lone file: the number of contents that it has had."""
         self.digest: object = None
         self.loading = threading.Lock()
+        self.used_ns = 0
+        """When the model was last loaded or asked, of `time.monotonic_ns`."""
+        self.evicted: list[tuple[str, float]] = []
+        """Versions and their shares that were unloaded to make room."""
+        self.reload: Reload | None = None
 
 
 class ModelRepository:
-    """The models of *sources* by name. Thread-safe."""
+    """The models of *sources* by name. Thread-safe.
+
+    Raises `InputError` if a pinned model is none of them.
+    """
 
     def __init__(self, sources: list[Source], settings: Settings) -> None:
         self._settings = settings
-        self._models = {source.name: _Model(source) for source in sources}
+        pinned = settings.memory.pinned
+        self._models = {s.name: _Model(s, is_pinned=s.name in pinned) for s in sources}
+        if unknown := [name for name in pinned if name not in self._models]:
+            raise InputError(f"pinned model {unknown[0]!r} is none of the models")
+        self._budget = MemoryBudget(settings.memory.total)
+        self._lock = threading.Lock()
+        """Held while a model is chosen to be unloaded, or its reload begins or ends."""
+        self._ending, self._closing = CancelToken(), CancelToken()
+        self.evictions = 0
+        """How often a model was unloaded to make room."""
 
     @property
     def names(self) -> list[str]:
         return list(self._models)
+
+    @property
+    def used_bytes(self) -> int:
+        """The memory of all versions in memory."""
+        return self._budget.used
 
     def load(self, name: str, version: str = "", share: float | None = None) -> float:
         """Loads a version of the model, by default the newest, and returns the seconds that this
@@ -107,46 +86,73 @@ class ModelRepository:
 
         It takes over once it is warm, or gets *share* per cent of the requests beside the versions
         before it. Requests that a version has accepted get their answers from it. A version that
-        answers already only gets its new share. Raises `UnknownModel`; and `InvalidRequest` if the
-        version cannot be loaded: the versions before then stay.
+        answers already only gets its new share. Raises `UnknownModel`; `InvalidRequest` if the
+        version cannot be loaded, and `NoMemory` if there is no room: the versions before then stay.
+        `NotReady` if the server ends.
         """
         model = self._model(name)
         if share is not None and not 0 < share <= WHOLE:
             raise InvalidRequest(f"a share must be above 0 and at most {WHOLE}, not {share}")
         began = time.monotonic()
-        with model.loading:
-            served = model.shares.choose(version) if version and share is not None else None
-            if served is None:
-                try:
-                    served = self._made(model, version)
-                except (PenstockError, OSError) as error:
-                    model.reason = f"{type(error).__name__}: {error}"
-                    text = f"model {name!r} cannot be loaded: {model.reason}"
-                    raise InvalidRequest(text) from error
-            model.reason = ""
-            gone = model.shares.put(served, WHOLE if share is None else share)
-        seconds = time.monotonic() - began
-        for each in gone:
-            each.retire()
-        return seconds
+        served = self._load(model, version, share, self._ending)
+        with self._lock:
+            model.evicted = []
+        served.lease.become("held")
+        return time.monotonic() - began
 
     def unload(self, name: str, version: str = "") -> None:
         """Unloads a version of the model, by default all; requests that it has accepted get their
-        answers, and the other versions its share.
+        answers, and the other versions its share. No request loads it again.
 
         Raises `UnknownModel`.
         """
         model = self._model(name)
         with model.loading:
+            with self._lock:
+                known = [each for each, _ in model.evicted]
+                model.evicted = [e for e in model.evicted if version and e[0] != version]
             gone = model.shares.remove(version)
-            if version and not gone:
+            if version and not gone and version not in known:
                 raise UnknownModel(f"model {name!r} has no version {version!r}")
             model.reason = "unloaded"
         for each in gone:
             each.retire()
 
-    def find(self, name: str, version: str = "") -> tuple[ServedVersion, str | None]:
+    def take(
+        self,
+        name: str,
+        version: str = "",
+        deadline_ns: int | None = None,
+        cancel: CancelToken | None = None,
+    ) -> tuple[ServedVersion, str | None]:
         """The version that answers for *name*, which may be `MODEL:SIGNATURE`, and the signature.
+        The version is taken: `give_back` ends its use.
+
+        A model that was unloaded to make room is loaded again. Raises `UnknownModel`, `NotReady`
+        for a model that is not loaded, and what `Reload.wait` raises.
+        """
+        wanted, colon, signature = name.partition(":")
+        model = self._model(wanted)
+        while True:
+            model.used_ns = time.monotonic_ns()
+            chosen = model.shares.choose(version)
+            if chosen is None:
+                reload = self._reload_of(wanted, model, version)
+                if reload is None:
+                    continue
+                chosen = reload.wait(version, deadline_ns, cancel)
+                if chosen is not None:
+                    return chosen, signature if colon else None
+            elif chosen.take():
+                return chosen, signature if colon else None
+            # A new version took over in between, or the model was unloaded.
+
+    def is_ready(self) -> bool:
+        """Whether every model is loaded and warm, or was and was unloaded to make room."""
+        return all(model.shares.served or model.evicted for model in self._models.values())
+
+    def find(self, name: str, version: str = "") -> tuple[ServedVersion, str | None]:
+        """The version that answers for *name* as it is, and the signature.
 
         Raises `UnknownModel`, and `NotReady` for a model that is not loaded.
         """
@@ -154,11 +160,13 @@ class ModelRepository:
         model = self._model(wanted)
         chosen = model.shares.choose(version)
         if chosen is None:
-            known = ", ".join(each.version for each in model.shares.served)
-            if known:
-                raise UnknownModel(f"model {wanted!r} has no version {version!r}; it has {known}")
-            raise NotReady(f"model {wanted!r} is not ready: {model.reason}")
+            raise self._absent(wanted, model, version)
         return chosen, signature if colon else None
+
+    def made_room(self, name: str, version: str = "") -> bool:
+        """Whether *version*, "" for any, was unloaded to make room. Raises `UnknownModel`."""
+        evicted = self._model(name.partition(":")[0]).evicted
+        return any(version in {"", each} for each, _ in evicted)
 
     def versions_of(self, name: str) -> list[str]:
         """The versions of *name* that answer. Raises `UnknownModel`."""
@@ -170,10 +178,6 @@ class ModelRepository:
         for name, model in self._models.items():
             for served in model.shares.served:
                 yield name, served
-
-    def is_ready(self) -> bool:
-        """Whether every model is loaded and warm."""
-        return all(model.shares.served for model in self._models.values())
 
     def index(self) -> list[Entry]:
         """Every version of every model with its state; with several versions also its share."""
@@ -187,12 +191,23 @@ class ModelRepository:
                 entries.append(Entry(name, each.version, "READY", reason))
             if not served:
                 state: State = "LOADING" if model.loading.locked() else "UNAVAILABLE"
-                entries.append(Entry(name, "", state, model.reason))
+                for version, _ in model.evicted or [("", 0.0)]:
+                    entries.append(Entry(name, version, state, model.reason))
         return entries
 
+    def end_loads(self) -> None:
+        """Ends the loads that nobody's request waits for, and refuses further ones."""
+        self._ending.set()
+
     def close(self) -> None:
-        """Unloads every model."""
-        for name in self.names:
+        """Unloads every model. Loads that are in progress end with `NotReady`."""
+        self._ending.set()
+        self._closing.set()
+        for name, model in self._models.items():
+            with self._lock:
+                reload = model.reload
+            if reload is not None:
+                reload.join()
             self.unload(name)
 
     def _model(self, name: str) -> _Model:
@@ -201,31 +216,115 @@ class ModelRepository:
             raise UnknownModel(f"no model is named {name!r}")
         return found
 
-    def _made(self, model: _Model, version: str) -> ServedVersion:
+    def _absent(self, name: str, model: _Model, version: str) -> UnknownModel | NotReady:
+        known = ", ".join(each.version for each in model.shares.served)
+        if known:
+            return UnknownModel(f"model {name!r} has no version {version!r}; it has {known}")
+        return NotReady(f"model {name!r} is not ready: {model.reason}")
+
+    def _load(
+        self, model: _Model, version: str, share: float | None, cancel: CancelToken
+    ) -> ServedVersion:
+        """Loads and warms *version* of *model*, and gives it its share."""
+        name = model.source.name
+        with model.loading:
+            served = model.shares.choose(version) if version and share is not None else None
+            if served is None:
+                try:
+                    served = self._made(model, version, cancel)
+                except (PenstockError, OSError) as error:
+                    if cancel.is_set():
+                        raise NotReady("the server is shutting down") from error
+                    model.reason = f"{type(error).__name__}: {error}"
+                    kind = NoMemory if isinstance(error, NoMemory) else InvalidRequest
+                    raise kind(f"model {name!r} cannot be loaded: {model.reason}") from error
+            model.reason = ""
+            model.used_ns = time.monotonic_ns()
+            gone = model.shares.put(served, WHOLE if share is None else share)
+        for each in gone:
+            each.retire()
+        return served
+
+    def _made(self, model: _Model, version: str, cancel: CancelToken) -> ServedVersion:
         """A version of *model*, loaded and warm. Raises `PenstockError`, `OSError`."""
-        name, path = self._found(model, version)
+        cancel.check()
+        name, path = file_of(model.source.path, version)
         loaded = penstock.load(path)
         digest = loaded.digest
         number = model.number + (digest != model.digest)
-        served = ServedVersion(loaded, name or str(number), self._settings)
+        nbytes = memory_of(loaded, self._settings)
+        check_model(nbytes, self._settings.memory.model)
+        lease = self._budget.lease(nbytes, lambda: self._make_room(model))
+        try:
+            served = ServedVersion(loaded, name or str(number), self._settings, lease, cancel)
+        except BaseException:
+            lease.become("ended")
+            raise
         model.number, model.digest = number, digest
         return served
 
-    def _found(self, model: _Model, version: str) -> tuple[str, Path]:
-        """The version and the file that a load takes; "" for a lone file. Raises `InputError`."""
-        path = model.source.path
-        if not path.is_dir():
-            if version:
-                raise InputError(f"{path} is a file; it has no versions to choose from")
-            return "", path
-        versions = [each for each in path.iterdir() if each.is_dir() and each.name.isdecimal()]
-        if version:
-            versions = [each for each in versions if each.name == version]
-        if not versions:
-            wanted = f"named {version!r}" if version else "whose name is a number: a version"
-            raise InputError(f"{path} has no directory {wanted}")
-        newest = max(versions, key=lambda each: int(each.name))
-        files = [each for each in sorted(newest.iterdir()) if each.suffix in FILES]
-        if len(files) != 1:
-            raise InputError(f"{newest} has {len(files)} files {' or '.join(FILES)}; it needs one")
-        return newest.name, files[0]
+    def _make_room(self, wanted: _Model) -> bool:
+        """Unloads the model that was used least recently, but not *wanted*; False if all stay."""
+        with self._lock:
+            loaded = [
+                model
+                for model in self._models.values()
+                if model is not wanted
+                and not model.is_pinned
+                and model.reload is None
+                and model.shares.served
+            ]
+            if not loaded:
+                return False
+            chosen = min(loaded, key=lambda model: model.used_ns)
+            served = chosen.shares.served
+            chosen.evicted = [(s.version, chosen.shares.share_of(s.version)) for s in served]
+            chosen.reason = MADE_ROOM
+            self.evictions += 1
+            gone = chosen.shares.remove()
+        for each in gone:
+            each.retire()
+        return True
+
+    def _reload_of(self, name: str, model: _Model, version: str) -> Reload | None:
+        """The reload of *model*, begun if need be; None if *version* answers meanwhile.
+
+        Raises `UnknownModel`, and `NotReady` if the model was not unloaded to make room.
+        """
+        with self._lock:
+            if model.reload is None and model.evicted and not self._closing.is_set():
+                versions = [*model.evicted]
+                model.reload = Reload(
+                    lambda: self._restore(model, versions),
+                    model.shares.choose,
+                    lambda: self._restored(model),
+                    self._settings.limits.queue,
+                )
+                model.reload.start()
+            if model.reload is None and model.shares.choose(version) is None:
+                raise self._absent(name, model, version)
+            return model.reload
+
+    def _restore(self, model: _Model, versions: list[tuple[str, float]]) -> None:
+        """Loads *versions* with their shares. The first one gets all requests until the next comes.
+
+        The file of a model without versions is read again: another content is its next version.
+        """
+        whole = 0.0
+        for version, share in versions:
+            whole += share
+            named = version if model.source.path.is_dir() else ""
+            try:
+                self._load(model, named, WHOLE * share / whole, self._closing)
+            except InvalidRequest as error:
+                raise NotReady(str(error)) from error
+
+    def _restored(self, model: _Model) -> None:
+        with self._lock:
+            model.reload = None
+            served = model.shares.served
+            if served:
+                model.evicted = []
+        # Other loads may unload the model from here on.
+        for each in served:
+            each.lease.become("held")

@@ -23,6 +23,7 @@ from penstock.runtime.discovery import DeviceInfo
 from penstock.serve import batching
 from penstock.serve.datatypes import NAMES
 from penstock.serve.errors import InvalidRequest, UnknownModel
+from penstock.serve.memory import Lease
 from penstock.serve.scheduling import Job, RequestQueue
 from penstock.serve.settings import Settings
 from penstock.serve.shared_memory import OutputPlaces
@@ -52,7 +53,9 @@ class Result(Struct, frozen=True):
 class ServedSignature:
     """A signature of a model, compiled. *signature* None is a model without signatures."""
 
-    def __init__(self, model: Model, signature: str | None, settings: Settings) -> None:
+    def __init__(
+        self, model: Model, signature: str | None, settings: Settings, cancel: penstock.CancelToken
+    ) -> None:
         chosen = settings.compile
         self.compiled: CompiledModel = penstock.compile(
             model,
@@ -62,6 +65,7 @@ class ServedSignature:
             shapes=_known_shapes(model, signature, chosen.shapes),
             policy=chosen.policy,
             cache=chosen.cache,
+            cancel=cancel,
         )
         self.inputs = _named(self.compiled.inputs, "input")
         self.outputs = _named(self.compiled.outputs, "output")
@@ -88,7 +92,7 @@ class ServedSignature:
             delay=settings.batching.delay,
         )
 
-    def warm(self) -> None:
+    def warm(self, cancel: penstock.CancelToken) -> None:
         """Runs once on zeros, with each batch that may run, so that no request waits for a compile.
 
         A model with an unknown dimension besides the batch is compiled when its shapes are known.
@@ -104,7 +108,7 @@ class ServedSignature:
                     return
                 blank: object = b"" if operand.dtype is DType.STRING else 0
                 zeros[operand.name] = np.full(known, blank, operand.dtype.numpy)
-            self._run(zeros, None, batching.AllTokens([penstock.CancelToken()]))
+            self._run(zeros, None, cancel)
 
     def infer(self, request: InferRequest, version: str) -> InferAnswer:
         """Runs *request* in its turn. Raises the errors of `RequestQueue.run` and of the run."""
@@ -236,10 +240,21 @@ class ServedSignature:
 
 
 class ServedVersion:
-    """The signatures of one version. It closes once it is retired and its last user has gone."""
+    """The signatures of one version, with the *lease* of their memory, from when they are warm.
 
-    def __init__(self, model: Model, version: str, settings: Settings) -> None:
-        self.version = version
+    It closes once it is retired and its last user has gone. Raises `Cancelled` once *cancel* is
+    set.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        version: str,
+        settings: Settings,
+        lease: Lease,
+        cancel: penstock.CancelToken,
+    ) -> None:
+        self.version, self.lease = version, lease
         self.signatures: dict[str, ServedSignature] = {}
         names: list[str | None] = [*model.signatures] or [None]
         self.default = DEFAULT_SIGNATURE if DEFAULT_SIGNATURE in names else names[0] or ""
@@ -248,9 +263,9 @@ class ServedVersion:
         self._is_retired = False
         try:
             for name in names:
-                served = ServedSignature(model, name, settings)
+                served = ServedSignature(model, name, settings, cancel)
                 self.signatures[name or ""] = served
-                served.warm()
+                served.warm(cancel)
         except BaseException:
             self._close()
             raise
@@ -284,6 +299,7 @@ class ServedVersion:
             if self._is_retired:
                 return
             self._is_retired = True
+            self.lease.become("leaving")
             idle = not self._users
         if idle:
             self._close()
@@ -291,6 +307,7 @@ class ServedVersion:
     def _close(self) -> None:
         for served in self.signatures.values():
             served.close()
+        self.lease.become("ended")
 
 
 def _named(operands: Sequence[Operand], kind: str) -> tuple[Operand, ...]:

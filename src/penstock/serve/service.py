@@ -13,7 +13,7 @@ from penstock.errors import FOREIGN
 from penstock.ir import Operand
 from penstock.serve import tracing
 from penstock.serve.datatypes import NAMES
-from penstock.serve.errors import NotReady, QueueFull, ServingError, serving_error
+from penstock.serve.errors import NotReady, QueueFull, serving_error
 from penstock.serve.history import History
 from penstock.serve.metrics import Metrics
 from penstock.serve.repository import Entry, ModelRepository
@@ -52,6 +52,7 @@ class Service:
     def drain(self) -> None:
         """Makes the server unready and refuses new requests. Those inside get their answers."""
         self._is_draining = True
+        self.repository.end_loads()
 
     @contextmanager
     def admitted(self, nbytes: int) -> Iterator[None]:
@@ -86,20 +87,26 @@ class Service:
             served, signature = self.repository.find(name, version)
             served.signature(signature)
         except NotReady:
-            return False
+            return not self._is_draining and self.repository.made_room(name, version)
         return not self._is_draining
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """The name, versions, inputs and outputs of a model, as the protocol has them."""
-        served, signature = self.repository.find(name, version)
-        found = served.signature(signature)
-        return {
-            "name": name,
-            "versions": self.repository.versions_of(name),
-            "platform": PLATFORM,
-            "inputs": _described(found.inputs),
-            "outputs": _described(found.outputs),
-        }
+        """The name, versions, inputs and outputs of a model, as the protocol has them.
+
+        Blocks while a model is loaded again that was unloaded to make room.
+        """
+        served, signature = self.repository.take(name, version)
+        try:
+            found = served.signature(signature)
+            return {
+                "name": name,
+                "versions": self.repository.versions_of(name) or [served.version],
+                "platform": PLATFORM,
+                "inputs": _described(found.inputs),
+                "outputs": _described(found.outputs),
+            }
+        finally:
+            served.give_back()
 
     def infer(self, request: InferRequest) -> InferAnswer:
         """Runs one inference, in the thread of the caller."""
@@ -107,7 +114,7 @@ class Service:
         try:
             answer = self._run(request)
         except FOREIGN as error:
-            named = _named(error)
+            named = serving_error(error)
             self.metrics.refused(request, named)
             tracing.record(request, named, began_ns, time.perf_counter_ns())
             raise named from error
@@ -118,11 +125,9 @@ class Service:
         return answer
 
     def _run(self, request: InferRequest) -> InferAnswer:
-        while True:
-            served, signature = self.repository.find(request.model, request.version)
-            if served.take():
-                break
-            # A new version took over in between.
+        served, signature = self.repository.take(
+            request.model, request.version, request.deadline_ns, request.cancel
+        )
         try:
             return served.signature(signature).infer(request, served.version)
         finally:
@@ -148,7 +153,3 @@ def _described(operands: Sequence[Operand]) -> list[dict[str, Any]]:
         }
         for operand in operands
     ]
-
-
-def _named(error: BaseException) -> ServingError:
-    return serving_error(error if isinstance(error, Exception) else RuntimeError(repr(error)))

@@ -72,6 +72,23 @@ class CompileSettings(Struct, frozen=True):
     shapes: Mapping[str, tuple[int, ...]] | None = None
 
 
+class MemoryLimits(Struct, frozen=True):
+    """Memory of models in bytes, as `penstock.serve.memory.memory_of` counts it; None: no limit.
+
+    *total* is that of all versions together: the model that was used least recently is unloaded to
+    make room, but no model of *pinned*. A version that needs more than *model* is not loaded.
+    """
+
+    total: int | None = None
+    model: int | None = None
+    pinned: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in (("total", self.total), ("model", self.model)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise InputError(f"memory limit {name} must be at least 1 byte, not {value!r}")
+
+
 class Settings(Struct, frozen=True):
     """Everything that a `Service` is told.
 
@@ -82,6 +99,7 @@ class Settings(Struct, frozen=True):
     compile: CompileSettings = CompileSettings()
     batching: Batching = Batching()
     limits: Limits = Limits()
+    memory: MemoryLimits = MemoryLimits()
     shared_memory: str | None = None
     trusted: bool = False
 

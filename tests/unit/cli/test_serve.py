@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 from penstock.cli.application import app
 from tests.support_serving import PATIENCE_S, relu_file, tensor
 
+PROMPT_S = 5
+"""The compile takes many times as long."""
+
 
 def answer(port: int, path: str, body: object = None) -> bytes:
     content = None if body is None else json.dumps(body).encode()
@@ -66,6 +69,31 @@ def test_server_answers_until_sigterm_and_logs_each_inference(tmp_path: Path) ->
     assert server.returncode == 0
     (line,) = [json.loads(line) for line in log.splitlines()]
     assert (line["model"], line["outcome"], line["devices"]) == ("relu", "ok", ["reference"])
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2.0])
+def test_server_ends_promptly_while_a_model_is_compiled(corpus: Path, seconds: float) -> None:
+    file = corpus / "models" / "networks" / "movenet_lightning_int8.tflite"
+    words = [str(file), "--port", "0", "--grpc-port", "-1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "serve", *words, "-d", "llvm", "--no-cache", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            port = json.loads(server.stdout.readline())["port"]
+            time.sleep(seconds)
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                answer(port, "/v2/health/ready")
+            began = time.monotonic()
+            server.send_signal(signal.SIGTERM)
+            _, log = server.communicate(timeout=PATIENCE_S)
+        finally:
+            server.kill()
+    assert (server.returncode, log) == (0, "")
+    assert time.monotonic() - began < PROMPT_S
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_run_that_no_device_can_do_is_named(tmp_path: Path) -> None:
     served.compiled.close()
     with pytest.raises(NotReady, match="close"):
         service.infer(request_for(X))
-    service.repository.find = lambda *_: 1 / 0  # type: ignore[assignment,method-assign]  # a defect
+    service.repository.take = lambda *_: 1 / 0  # type: ignore[assignment,method-assign]  # a defect
     with pytest.raises(RunFailed, match="ZeroDivisionError"):
         service.infer(request_for(X))
 

@@ -118,7 +118,8 @@ class Rest:
         return _json(self._service.server_metadata())
 
     async def _model(self, request: Request) -> Response:
-        return _json(self._service.model_metadata(*_model_of(request)))
+        found = await to_thread.run_sync(self._service.model_metadata, *_model_of(request))
+        return _json(found)
 
     async def _model_ready(self, request: Request) -> Response:
         name, version = _model_of(request)
