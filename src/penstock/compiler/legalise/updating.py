@@ -1,4 +1,4 @@
-"""DYNAMIC_UPDATE_SLICE: a tensor with a block replaced."""
+"""A tensor with a block replaced: DYNAMIC_UPDATE_SLICE, and what StableHLO's shares with it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def dynamic_update_slice(operation: Operation) -> None:
     require({site.input(0).dtype, site.input(1).dtype} == {dtype} <= MOVED, "types of this update")
     scales = {site.input(0).quantization, site.input(1).quantization, site.output().quantization}
     require(len(scales) == 1, "an update of another scale")
-    whole, block, starts = site.shapes()
-    require(starts == (len(whole),) and len(block) == len(whole), "an update of another rank")
+    whole, block, places = site.shapes()
+    require(places == (len(whole),) and len(block) == len(whole), "an update of another rank")
     require(site.output_shape() == whole, "a result of another shape")
     require(all(b <= w for b, w in zip(block, whole, strict=True)), "an update that does not fit")
     require(site.input(2).dtype in STARTS, "starts of this type")
@@ -35,15 +35,19 @@ def dynamic_update_slice(operation: Operation) -> None:
             min(max(start, 0), w - b)
             for start, w, b in zip(site.integers(2, "its start"), whole, block, strict=True)
         ]
-        _replace(operation, whole, block, first)
+        replace_block(operation, whole, block, first)
     else:
-        _choose(operation, whole, block)
+        starts = operation.tensor(2)
+        begins = [Access(starts, (Position(axis),)) for axis in range(len(whole))]
+        choose_block(operation, whole, block, begins)
 
 
-def _replace(
+def replace_block(
     operation: Operation, whole: Sequence[int], block: Sequence[int], first: Sequence[int]
 ) -> None:
-    """Copies the block, and what lies around it."""
+    """The output: input 0 of the shape *whole*, with input 1 of the shape *block* at *first*, where
+    it fits. Copies the block, and what lies around it.
+    """
     build, target = operation.build, operation.target()
     places = tuple(Position(f, ((loop, 1),)) for loop, f in enumerate(first))
     update = Access(operation.tensor(1), along(*range(len(block))))
@@ -67,13 +71,17 @@ def _around(
                 yield begins, [*block[:axis], count, *whole[axis + 1 :]]
 
 
-def _choose(operation: Operation, whole: Sequence[int], block: Sequence[int]) -> None:
-    """Takes each element from the block or from the operand, by where a run begins the block."""
+def choose_block(
+    operation: Operation, whole: Sequence[int], block: Sequence[int], begins: Sequence[Access]
+) -> None:
+    """As `replace_block`, where only a run knows the numbers *begins*, one for each axis: takes
+    each element from the block or from the operand.
+    """
     dtype, rank = operation.site.output().dtype, len(whole)
     positions, flags = list(along(*range(rank))), []
     for axis in range(rank):
         if block[axis] < whole[axis]:
-            places, inside = _along(operation, axis, whole[axis], block[axis])
+            places, inside = _along(operation, begins[axis], whole[axis], block[axis])
             positions[axis] = Position(0, ((axis, 1),), places)
             flags.append(Access(inside, along(axis)))
     x = operation.whole(operation.tensor(0))
@@ -86,16 +94,16 @@ def _choose(operation: Operation, whole: Sequence[int], block: Sequence[int]) ->
     operation.build.emit("update", whole, reads, scope.finish(result), operation.whole(target))
 
 
-def _along(operation: Operation, axis: int, size: int, length: int) -> tuple[int, int]:
+def _along(operation: Operation, begin: Access, size: int, length: int) -> tuple[int, int]:
     """Two vectors: which position of the block each position of an axis is, and whether it is."""
     build = operation.build
     every = build.constant(I32, (size,), lambda: np.arange(size))
-    reads = [Access(every, along(0)), Access(operation.tensor(2), (Position(axis),))]
+    reads = [Access(every, along(0)), begin]
 
     def emit(name: str, *, inside: bool) -> int:
-        scope = Scope(I32, operation.site.input(2).dtype)
-        begin = scope.argument(1).clamp(0, size - length).cast(I32)
-        place = scope.argument(0) - begin
+        scope = Scope(I32, build.tensors[begin.tensor].dtype)
+        first = scope.argument(1).clamp(0, size - length).cast(I32)
+        place = scope.argument(0) - first
         made = place.clamp(0, length - 1)
         if inside:
             made = scope.compare("equal", made, place)
