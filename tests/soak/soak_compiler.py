@@ -2,6 +2,7 @@
 against the device `reference`:
 
     python -m tests.soak.soak_compiler [--count N] [--least M] [--seed S] [--jobs J] [--show F]
+        [--only FAMILY ...]
 
 Goes on until the compiler has taken *count* models, and *least* of every family that it takes any
 of. Exit code 1 where results differ: integers have to be equal, floats within the bound of `exact`.
@@ -35,7 +36,8 @@ class Soak:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
-        self.next = dict.fromkeys(families(), arguments.seed)
+        chosen = [f for f in families() if not arguments.only or f in arguments.only]
+        self.next = dict.fromkeys(chosen, arguments.seed)
         self.taken: Counter[str] = Counter()
         self.failures: list[str] = []
 
@@ -100,6 +102,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--show", type=int, default=20)
+    parser.add_argument("--only", action="append", choices=families(), help="a family")
     parser.add_argument("--batch", nargs=3)
     arguments = parser.parse_args()
     if arguments.batch:

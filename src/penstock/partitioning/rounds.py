@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import PenstockError
 from penstock.ir import Model, Operation, Subgraph
-from penstock.ir.types import static_shape
+from penstock.ir.types import Shape, static_shape
 from penstock.partitioning import work
 
 MOST_ROUNDS: Final = 1_000_000
@@ -77,8 +78,18 @@ def _carried(
     operand: int,
 ) -> int | None:
     """The whole number that *operand* of the *condition* has in every round."""
+
+    def shape_of(held: int) -> Shape:
+        """A shape, which the *outer* subgraph may know of what the loop carries unchanged."""
+        shape = condition.operands[held].shape
+        if held not in condition.inputs or static_shape(shape) is not None:
+            return shape
+        at = condition.inputs.index(held)
+        same = body.outputs[at] == body.inputs[at]
+        return outer.operands[operation.inputs[at]].shape if same else shape
+
     if operand not in condition.inputs:
-        return _whole(model, condition, operand)
+        return _whole(model, condition, operand, shape_of)
     at = condition.inputs.index(operand)
     same = body.outputs[at] == body.inputs[at]
     return _whole(model, outer, operation.inputs[at]) if same else None
@@ -93,8 +104,15 @@ def _step(model: Model, body: Subgraph, at: int) -> int | None:
     return _whole(model, body, other if one == body.inputs[at] else one)
 
 
-def _whole(model: Model, subgraph: Subgraph, operand: int) -> int | None:
-    """The single whole number of *operand*: a constant, or a dimension that SHAPE gives."""
+def _whole(
+    model: Model,
+    subgraph: Subgraph,
+    operand: int,
+    shape_of: Callable[[int], Shape] | None = None,
+) -> int | None:
+    """The single whole number of *operand*: a constant, or a dimension that SHAPE gives of an
+    operand whose shape *shape_of* knows (None: as *subgraph* declares it).
+    """
     held = subgraph.operands[operand]
     if held.is_constant:
         if held.dtype.is_float or work.elements_of(held.shape) != 1:
@@ -107,14 +125,15 @@ def _whole(model: Model, subgraph: Subgraph, operand: int) -> int | None:
     if picking is None:
         return None
     if picking.type in {"RESHAPE", "SQUEEZE", "CAST", "EXPAND_DIMS"}:
-        return _whole(model, subgraph, picking.inputs[0])
+        return _whole(model, subgraph, picking.inputs[0], shape_of)
     if picking.type != "GATHER":
         return None
     asked = _writer(subgraph, picking.inputs[0])
     index = _whole(model, subgraph, picking.inputs[1])
     if asked is None or asked.type != "SHAPE" or index is None:
         return None
-    shape = static_shape(subgraph.operands[asked.inputs[0]].shape)
+    given = asked.inputs[0]
+    shape = static_shape(shape_of(given) if shape_of else subgraph.operands[given].shape)
     return shape[index] if shape is not None and -len(shape) <= index < len(shape) else None
 
 

@@ -58,3 +58,24 @@ def test_loop_that_counts_to_a_constant_has_known_rounds(
 
 def test_scan_of_a_sequence_has_as_many_rounds_as_the_sequence_has_parts() -> None:
     assert rounds(scanning(7, 0)) == 7
+
+
+def test_limit_may_be_a_dimension_of_what_the_loop_carries_unchanged() -> None:
+    b, integer = ModelBuilder(), DType.INT32
+    x = b.input(DType.FLOAT32, (2, 7))
+    start = b.constant(np.array(0, np.int32))
+    condition, body = b.subgraph("condition"), b.subgraph("body")
+    counter, rows = condition.input(integer, ()), condition.input(DType.FLOAT32, (2, None))
+    (shape,) = condition.operation("SHAPE", [rows], [(integer, (2,))])
+    index = condition.constant(np.array(1, np.int32))
+    (limit,) = condition.operation("GATHER", [shape, index], [(integer, ())])
+    less = condition.operation("LESS", [counter, limit], [(DType.BOOL, ())])
+    inner, carried = body.input(integer, ()), body.input(DType.FLOAT32, (2, None))
+    more = body.constant(np.array(1, np.int32))
+    after = body.operation("ADD", [inner, more], [(integer, ())])
+    attributes = {
+        "cond_subgraph_index": b.add_subgraph(condition.finish(less)),
+        "body_subgraph_index": b.add_subgraph(body.finish([*after, carried])),
+    }
+    results = [(integer, ()), (DType.FLOAT32, (2, 7))]
+    assert rounds(b.build(b.operation("WHILE", [start, x], results, attributes))) == 7
