@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock.remotecache.explaining import described
 from penstock.remotecache.fetching import Remote
-from penstock.remotecache.stores import ObjectStore, Stored
+from penstock.remotecache.stores import Named, ObjectStore, Stored
 from tests.support_stores import Fleet, parcel
 
 if __name__ == "__main__" and __package__ is None:
@@ -49,6 +49,10 @@ class Counted:
         self.counts["reads"] += 1
         self.counts["bytes read"] += 0 if found is None else len(found.content)
         return found
+
+    def listed(self, prefix: str, most: int) -> list[Named]:
+        self.counts["lists"] += 1
+        return self._store.listed(prefix, most)
 
     def create(self, name: str, content: bytes) -> str | None:
         return self._written(content, self._store.create(name, content))

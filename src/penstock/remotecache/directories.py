@@ -10,11 +10,12 @@ from hashlib import sha256
 from typing import Final
 
 from penstock.errors import CacheError, StoreUnavailable, WrongLength
-from penstock.remotecache.stores import Stored, checked_name
+from penstock.remotecache.stores import Named, Stored, checked_name, etag_of
 from penstock.sealed.files import SYSTEM_FILES, open_cache_file, read_exactly, write_all
 from penstock.sealed.locks import locked
 
 _LOCK: Final = "lock"
+_TEMPORARY: Final = ".tmp"
 _FILES: Final = SYSTEM_FILES
 
 
@@ -47,17 +48,34 @@ class DirectoryStore:
                 _FILES.close(fd)
         return Stored(bytes(content), _etag(content))
 
+    def listed(self, prefix: str, most: int) -> list[Named]:
+        found: list[Named] = []
+        with (
+            self._naming("listed", prefix),
+            suppress(FileNotFoundError),
+            os.scandir(self._at(prefix)) as files,
+        ):
+            for one in files:
+                if one.is_file(follow_symlinks=False) and not one.name.endswith(_TEMPORARY):
+                    # A writer may replace or remove it meanwhile.
+                    with suppress(FileNotFoundError):
+                        state = one.stat(follow_symlinks=False)
+                        found.append(Named(f"{prefix}/{one.name}", state.st_size, state.st_mtime))
+                if len(found) > most:
+                    raise WrongLength(f"{self.url} has more than {most} objects in {prefix}")
+        return found
+
     def create(self, name: str, content: bytes) -> str | None:
         with self._writing(name, content) as temporary:
             if os.path.lexists(path := self._at(name)):
-                return None
+                return etag_of(self, name, content)
             os.replace(temporary, path)
         return _etag(content)
 
     def update(self, name: str, content: bytes, etag: str) -> str | None:
         with self._writing(name, content) as temporary:
             before = self.get(name, 1 << 30)
-            if before is None or before.etag != etag:
+            if before is None or etag != before.etag != _etag(content):
                 return None
             os.replace(temporary, self._at(name))
         return _etag(content)
@@ -81,7 +99,7 @@ class DirectoryStore:
         """A new file with *content* for the block, beside the object of that name."""
         path = self._at(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+        temporary = f"{path}.{os.urandom(8).hex()}{_TEMPORARY}"
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             try:

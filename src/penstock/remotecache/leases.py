@@ -17,7 +17,7 @@ from penstock.closing import Closing
 from penstock.errors import CacheError
 from penstock.hal import CancelToken
 from penstock.remotecache import roles
-from penstock.remotecache.stores import ObjectStore
+from penstock.remotecache.stores import ObjectStore, etag_of
 
 BEAT_SECONDS: Final = 2.5
 DEAD_SECONDS: Final = 10.0
@@ -59,9 +59,15 @@ class BuildLease(Closing):
                 self._store.delete(self._name)
 
     def _renew(self) -> None:
+        tried: bytes | None = None
         while not self._ended.wait(self._beat):
             with suppress(CacheError):
-                after = self._store.update(self._name, _content(), self._etag)
+                if tried is not None:
+                    # An error of the last change leaves open whether it happened.
+                    self._etag = etag_of(self._store, self._name, tried) or self._etag
+                tried = _content()
+                after = self._store.update(self._name, tried, self._etag)
+                tried = None
                 self._etag = after or ""
                 if after is None:
                     return

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import obstore
 from obstore import exceptions
 from obstore.store import GCSStore, HTTPStore, MemoryStore, S3Store
 
-from penstock.errors import InputError, PenstockError, StoreUnavailable, WrongLength
+from penstock.errors import CacheError, InputError, PenstockError, StoreUnavailable, WrongLength
 from penstock.logs import printable
-from penstock.remotecache.stores import Stored, Unconditional, checked_name
+from penstock.remotecache.stores import Named, Stored, Unconditional, checked_name, etag_of
 
 if TYPE_CHECKING:
+    from obstore import PutMode, UpdateVersion
     from obstore.store import ObjectStore as AnyStore
 
+Condition: TypeAlias = Literal["e_tag", "version"]
+
 _CHUNK: Final = 1 << 20
+_LISTED: Final = 1000
 _SHOWN: Final = 200
 
 _memories: Final[dict[str, MemoryStore]] = {}
@@ -28,10 +32,13 @@ _lock: Final = threading.Lock()
 
 
 class Objects:
-    """A `penstock.remotecache.stores.ObjectStore` in *store*, a store of `obstore`."""
+    """A `penstock.remotecache.stores.ObjectStore` in *store*, a store of `obstore`.
 
-    def __init__(self, url: str, store: AnyStore) -> None:
-        self.url, self._store = url, store
+    *condition* is the attribute of a version that its conditional writes compare.
+    """
+
+    def __init__(self, url: str, store: AnyStore, condition: Condition = "e_tag") -> None:
+        self.url, self._store, self._condition = url, store, condition
 
     def get(self, name: str, most: int) -> Stored | None:
         with self._naming("read", name):
@@ -47,23 +54,25 @@ class Objects:
                 content += chunk
                 if len(content) > most:
                     raise WrongLength(f"{name} goes on beyond {most} bytes in the store")
-            return Stored(bytes(content), found.meta["e_tag"] or "")
+            return Stored(bytes(content), found.meta[self._condition] or "")
+
+    def listed(self, prefix: str, most: int) -> list[Named]:
+        with self._naming("listed", prefix):
+            found: list[Named] = []
+            for chunk in obstore.list(self._store, checked_name(prefix), chunk_size=_LISTED):
+                for one in chunk:
+                    written = one["last_modified"].timestamp()
+                    found.append(Named(one["path"], one["size"], written))
+                if len(found) > most:
+                    raise WrongLength(f"{self.url} has more than {most} objects in {prefix}")
+            return found
 
     def create(self, name: str, content: bytes) -> str | None:
-        with self._naming("written", name):
-            try:
-                made = obstore.put(self._store, checked_name(name), content, mode="create")
-            except exceptions.AlreadyExistsError:
-                return None
-            return made["e_tag"] or ""
+        return self._put(name, content, "create", exceptions.AlreadyExistsError)
 
     def update(self, name: str, content: bytes, etag: str) -> str | None:
-        with self._naming("written", name):
-            try:
-                made = obstore.put(self._store, checked_name(name), content, mode={"e_tag": etag})
-            except (exceptions.PreconditionError, FileNotFoundError):
-                return None
-            return made["e_tag"] or ""
+        gone = exceptions.PreconditionError, FileNotFoundError
+        return self._put(name, content, self._version(etag), *gone)
 
     def delete(self, name: str) -> None:
         with self._naming("removed", name):
@@ -71,6 +80,30 @@ class Objects:
                 obstore.delete(self._store, checked_name(name))
             except FileNotFoundError:
                 return
+
+    def _version(self, etag: str) -> UpdateVersion:
+        return {"version": etag} if self._condition == "version" else {"e_tag": etag}
+
+    def _put(
+        self, name: str, content: bytes, mode: PutMode, *otherwise: type[Exception]
+    ) -> str | None:
+        """The ETag of the object, or None after an error of the kinds *otherwise*.
+
+        The answer to an earlier try may have been lost. The object then has the content already.
+        """
+        with self._naming("written", name):
+            try:
+                made = obstore.put(self._store, checked_name(name), content, mode=mode)
+            except otherwise:
+                return etag_of(self, name, content)
+            except (exceptions.NotSupportedError, NotImplementedError):
+                raise
+            except (exceptions.BaseError, OSError):
+                with suppress(CacheError):
+                    if (etag := etag_of(self, name, content)) is not None:
+                        return etag
+                raise
+            return made[self._condition] or ""
 
     @contextmanager
     def _naming(self, act: str, name: str) -> Iterator[None]:
@@ -108,20 +141,21 @@ def open_objects(url: str, scheme: str, seconds: float) -> Objects:
         "client_options": {
             "timeout": timedelta(seconds=seconds),
             "connect_timeout": timedelta(seconds=seconds),
-            "allow_http": scheme == "http" or _endpoint().startswith("http://"),
+            "allow_http": scheme == "http" or _endpoint(scheme).startswith("http://"),
         },
     }
     try:
         if scheme == "s3":
             return Objects(url, S3Store(place, prefix=prefix or None, **options))
         if scheme == "gs":
-            return Objects(url, GCSStore(place, prefix=prefix or None, **options))
+            return Objects(url, GCSStore(place, prefix=prefix or None, **options), "version")
         return Objects(url, HTTPStore.from_url(url, **options))
     except (exceptions.BaseError, ValueError) as error:
         said = printable(str(error))[:_SHOWN]
         raise InputError(f"{url!r} cannot be used as a shared store: {said}") from None
 
 
-def _endpoint() -> str:
-    """The endpoint that the cloud's own settings name."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+def _endpoint(scheme: str) -> str:
+    """The endpoint that the cloud's own settings name; empty for the cloud itself."""
+    names = ["GOOGLE_BASE_URL"] if scheme == "gs" else ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
+    return next(filter(None, map(os.environ.get, names)), "")

@@ -216,9 +216,10 @@ def check_conditional(store: ObjectStore) -> None:
     name = f"{roles.LEASES}/probe-{os.urandom(8).hex()}"
     try:
         first = store.create(name, b"first")
-        ignores = store.create(name, b"second") is not None
-        ignores = ignores or store.update(name, b"third", f'"{"0" * 32}"') is not None
-        ignores = ignores or first is None or store.update(name, b"fourth", first) is None
+        ignores = first is None or store.create(name, b"second") is not None
+        if first is not None:
+            ignores = ignores or store.update(name, b"third", first) is None
+            ignores = ignores or store.update(name, b"fourth", first) is not None
     except Unconditional:
         raise InputError(_REFUSED.format(store.url)) from None
     store.delete(name)

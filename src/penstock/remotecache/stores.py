@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from typing import Final, Protocol
 
 from msgspec import Struct
 
 from penstock.cache.info import checked_store
-from penstock.errors import InputError, StoreUnavailable
+from penstock.errors import InputError, StoreUnavailable, WrongLength
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}(/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199})*")
 
@@ -19,6 +20,16 @@ class Stored(Struct, frozen=True):
 
     content: bytes
     etag: str
+
+
+class Named(Struct, frozen=True):
+    """The *name* of an object, its *size* in bytes, and when it was *written*: seconds since the
+    epoch by the store's clock.
+    """
+
+    name: str
+    size: int
+    written: float
 
 
 class Unconditional(StoreUnavailable):
@@ -41,13 +52,22 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def listed(self, prefix: str, most: int) -> list[Named]:
+        """The objects below *prefix*, such as `entries`. Raises `WrongLength` for more than *most*
+        of them.
+        """
+        ...
+
     def create(self, name: str, content: bytes) -> str | None:
-        """Makes the object and returns its ETag; None if there is one of that name already."""
+        """Makes the object and returns its ETag; None if there is one of that name already.
+
+        One with the same *content* counts as made: the answer to an earlier try may have been lost.
+        """
         ...
 
     def update(self, name: str, content: bytes, etag: str) -> str | None:
         """Replaces the version *etag* of the object and returns the next ETag; None if the object
-        is another version by now, or gone.
+        is another version by now, or gone. One with the same *content* counts as replaced.
         """
         ...
 
@@ -61,6 +81,15 @@ def checked_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise InputError(f"an object of a store cannot be named {name[:200]!r}")
     return name
+
+
+def etag_of(store: ObjectStore, name: str, content: bytes) -> str | None:
+    """The ETag of the object if it has this *content*. Raises `StoreUnavailable`."""
+    with suppress(WrongLength):
+        found = store.get(name, len(content))
+        if found is not None and found.content == content:
+            return found.etag
+    return None
 
 
 def open_store(url: str, seconds: float = 5.0) -> ObjectStore:

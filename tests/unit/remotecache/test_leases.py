@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,34 @@ def test_a_holder_that_lost_its_lease_leaves_it_to_the_next(store: ObjectStore) 
     found = store.get(lease_name(TOKEN), 100)
     assert found is not None
     assert found.content == b"taken over"
+
+
+class Forgetful:
+    """A store that does what it is asked, but fails in place of the answer to an update."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.url, self._store, self.updates = store.url, store, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def update(self, name: str, content: bytes, etag: str) -> str | None:
+        after = self._store.update(name, content, etag)
+        if after is not None:
+            self.updates += 1
+            raise StoreUnavailable("the answer was lost")
+        return after
+
+
+def test_a_holder_keeps_its_lease_though_answers_are_lost(store: ObjectStore) -> None:
+    etag = store.create(lease_name(TOKEN), b"held")
+    forgetful: Any = Forgetful(store)
+    with BuildLease(forgetful, TOKEN, etag or "", beat=0.01):
+        until = time.monotonic() + 20
+        while forgetful.updates < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert forgetful.updates >= 3
+    assert store.get(lease_name(TOKEN), 100) is None
 
 
 def test_a_cancelled_wait_ends(store: ObjectStore) -> None:

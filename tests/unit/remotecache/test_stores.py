@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import InputError, StoreUnavailable, WrongLength
 from penstock.remotecache.publishing import check_conditional
-from penstock.remotecache.stores import ObjectStore, Stored, open_store
+from penstock.remotecache.stores import Named, ObjectStore, Stored, open_store
 from tests.support_stores import new_url
 
 
@@ -24,6 +25,28 @@ def test_an_object_is_created_once(store: ObjectStore) -> None:
     assert etag
     assert store.create("entries/a", b"second") is None
     assert store.get("entries/a", 5) == Stored(b"first", etag)
+
+
+def test_a_write_of_what_is_there_counts_as_done(store: ObjectStore) -> None:
+    """The answer to an earlier try may have been lost."""
+    first = store.create("a", b"first")
+    assert first is not None
+    assert store.create("a", b"first") == first
+    second = store.update("a", b"second", first)
+    assert second is not None
+    assert store.update("a", b"second", first)
+    assert store.update("a", b"first", first) is None
+
+
+def test_objects_are_listed_with_size_and_time(store: ObjectStore) -> None:
+    for name in ("entries/a", "entries/b", "metadata/a"):
+        store.create(name, b"content")
+    found = store.listed("entries", 2)
+    assert sorted((one.name, one.size) for one in found) == [("entries/a", 7), ("entries/b", 7)]
+    assert max(abs(one.written - time.time()) for one in found) < 60
+    assert store.listed("leases", 2) == []
+    with pytest.raises(WrongLength, match="more than 1 objects in entries"):
+        store.listed("entries", 1)
 
 
 def test_an_update_needs_the_present_version(store: ObjectStore) -> None:
@@ -91,6 +114,9 @@ class Unconditional:
 
     def get(self, name: str, most: int) -> Stored | None:
         return self._store.get(name, most)
+
+    def listed(self, prefix: str, most: int) -> list[Named]:
+        return self._store.listed(prefix, most)
 
     def create(self, name: str, content: bytes) -> str | None:
         etag = self._store.create(name, content)
