@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tuf.api.metadata import Targets
 
 from penstock.errors import CacheError, Expired, NotTrusted, RolledBack, SealBroken, WrongLength
 from penstock.remotecache import roles
@@ -174,7 +175,7 @@ def test_signatures_of_a_revoked_publisher_are_refused(fleet: Fleet, files: File
     present = machine.metadata
     with pytest.raises(CacheError):
         publisher.publish({ONE: parcel("evil").pack()})
-    commit(publisher._remote, fleet.keys["ci"], publisher._validity, dict, {})
+    commit(publisher._remote, fleet.keys["ci"], fleet.validity, dict, {})
     for one in (machine, fleet.machine()):
         assert outcome(one, ONE) == REFUSED
     assert list(present.publishers()) == ["dev"]
@@ -184,11 +185,9 @@ def test_signatures_of_a_revoked_publisher_are_refused(fleet: Fleet, files: File
 
 def test_a_publisher_cannot_list_for_another(fleet: Fleet) -> None:
     """Its list may say so; nobody looks for entries of `dev` there."""
-    publisher = fleet.publisher("ci")
-    publisher.name = "ci"
-    remote = publisher._remote
+    remote = fleet.machine()
 
-    def change() -> dict[str, object]:
+    def change() -> dict[str, Targets]:
         own = remote.metadata.list_of("ci")
         assert own is not None
         own.targets = {path.replace("ci/", "dev/"): t for path, t in own.targets.items()}
@@ -196,7 +195,7 @@ def test_a_publisher_cannot_list_for_another(fleet: Fleet) -> None:
             target.path = path
         return {"ci": own}
 
-    commit(remote, fleet.keys["ci"], publisher._validity, change)  # type: ignore[arg-type]
+    commit(remote, fleet.keys["ci"], fleet.validity, change)
     assert outcome(fleet.machine(), ONE) == REFUSED
 
 

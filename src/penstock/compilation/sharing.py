@@ -65,11 +65,12 @@ class Sharing(Closing):
 
         Takes at most four times the knob `store_seconds`.
         """
-        if self._remote is not None and knobs.store_key() and made.outcome.saved:
+        remote = self._remote
+        if remote is not None and knobs.store_key() and made.outcome.saved:
             entry = self._entry
             try:
                 with entry.recorder.time("cache", f"publish step {entry.step.index}"):
-                    self._publish()
+                    self._publish(remote)
             except (errors.CacheError, errors.InputError) as error:
                 self._note(f"{self.words}; not published: {error}")
             else:
@@ -98,8 +99,16 @@ class Sharing(Closing):
         store = open_store(entry.store, seconds)
         self._remote = remote = fetching.Remote(store, root)
         token = derived_token(entry.key.ingredients)
-        cancel = token_while_waiting(entry.config.cancel)
-        until = time.monotonic() + seconds
+        found = self._look_up(remote, token, seconds)
+        if found is None and self._wait(store, token):
+            found = self._look_up(remote, token, seconds)
+        return None if found is None else self._load(remote, found)
+
+    def _look_up(self, remote: Remote, token: bytes, seconds: float) -> Fetched | None:
+        """The entry that a trusted publisher lists; None if none does."""
+        from penstock.remotecache import fetching
+
+        entry = self._entry
 
         def ask() -> Fetched:
             try:
@@ -107,39 +116,23 @@ class Sharing(Closing):
             finally:
                 refuse_revoked(remote, entry.directory.store)
 
-        def look_up() -> Obtained | None:
-            left = max(0.05, until - time.monotonic())
-            try:
-                fetched = fetching.within(left, ask, cancel)
-            except errors.NoEntry:
-                mark_asked(entry.store, time.time())
-                raise
-            mark_asked(entry.store, time.time())
-            fetched.parcel.check(
-                entry.key.binding, entry.device.name, entry.device.version, entry.needed
-            )
-            return self._load(fetched)
-
+        found: Fetched | None = None
         try:
-            return look_up()
+            found = fetching.within(seconds, ask, token_while_waiting(entry.config.cancel))
         except errors.NoEntry as error:
             self._note(str(error))
-        if not self._wait(store, token):
-            return None
-        until = time.monotonic() + seconds
-        try:
-            return look_up()
-        except errors.NoEntry as error:
-            self._note(str(error))
-        return None
+        mark_asked(entry.store, time.time())
+        return found
 
-    def _load(self, fetched: Fetched) -> Obtained | None:
+    def _load(self, remote: Remote, fetched: Fetched) -> Obtained | None:
         from penstock.remotecache import sealing
 
         entry = self._entry
-        assert self._remote is not None
+        fetched.parcel.check(
+            entry.key.binding, entry.device.name, entry.device.version, entry.needed
+        )
         record = entry.record(fetched.parcel.compile_ns)
-        sealing.seal_locally(self._remote, fetched, record, entry.directory.store, self._lease)
+        sealing.seal_locally(remote, fetched, record, entry.directory.store, self._lease)
         loaded = entry.load()
         if isinstance(loaded, Obtained):
             self._note(f"fetched from {entry.store}, published by {fetched.listed.publisher}")
@@ -183,15 +176,14 @@ class Sharing(Closing):
                 return
         lease.close()
 
-    def _publish(self) -> None:
+    def _publish(self, remote: Remote) -> None:
         from penstock.remotecache import sealing
         from penstock.remotecache.explaining import described
         from penstock.remotecache.fetching import within
         from penstock.remotecache.publishing import Publisher
         from penstock.remotecache.roles import read_key
 
-        entry, remote = self._entry, self._remote
-        assert remote is not None
+        entry = self._entry
         record = entry.directory.record(entry.key.token) or entry.record()
         signer = read_key(knobs.store_key())
 

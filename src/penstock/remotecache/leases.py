@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from penstock.closing import Closing
@@ -18,6 +19,7 @@ from penstock.errors import CacheError
 from penstock.hal import CancelToken
 from penstock.remotecache import roles
 from penstock.remotecache.stores import ObjectStore, etag_of
+from penstock.sealed.locks import sleep
 
 BEAT_SECONDS: Final = 2.5
 DEAD_SECONDS: Final = 10.0
@@ -108,7 +110,7 @@ class Waiting:
             self.begun = True
             if now >= until:
                 return False
-            _sleep(min(pause, until - now), cancel)
+            sleep(min(pause, until - now), None if cancel is None else partial(_stops, cancel))
             pause = min(_LONGEST_PAUSE, 1.5 * pause)
 
     def _is_dead(self) -> bool:
@@ -120,9 +122,7 @@ def _content() -> bytes:
     return os.urandom(16).hex().encode()
 
 
-def _sleep(seconds: float, cancel: CancelToken | None) -> None:
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        if cancel is not None:
-            cancel.check()
-        time.sleep(min(0.05, left))
+def _stops(cancel: CancelToken) -> bool:
+    """Raises `Cancelled` if *cancel* is set."""
+    cancel.check()
+    return False

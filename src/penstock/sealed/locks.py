@@ -27,6 +27,7 @@ else:
 
 LONGEST_PAUSE_SECONDS: Final = 0.02
 _SHORTEST_PAUSE_SECONDS: Final = 0.0005
+_SLICE_SECONDS: Final = 0.05
 _TAKEN: Final = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 # The highest offset that the C library of Windows can lock; no data is stored there.
 _WINDOWS_BYTE: Final = (1 << 31) - 2
@@ -63,6 +64,19 @@ class FileLocks:
 SYSTEM_LOCKS: Final = FileLocks()
 
 
+def sleep(seconds: float, should_stop: Callable[[], bool] | None = None) -> bool:
+    """Waits for *seconds*; False as soon as *should_stop*(), called every 50 ms, returns true.
+
+    Raises what *should_stop* raises.
+    """
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if should_stop is not None and should_stop():
+            return False
+        time.sleep(min(_SLICE_SECONDS, left))
+    return True
+
+
 def lock(
     fd: int,
     *,
@@ -86,9 +100,8 @@ def lock(
         except OSError as error:
             raise Unreadable(f"the file cannot be locked: {error.strerror or error}") from None
         left = pause if until is None else until - time.monotonic()
-        if left <= 0 or (should_stop is not None and should_stop()):
+        if left <= 0 or not sleep(min(pause, left), should_stop):
             return False
-        time.sleep(min(pause, left))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
