@@ -144,7 +144,7 @@ def main() -> int:
         ports = msgspec.json.decode(server.stdout.readline(), type=Ports)
         ended = threading.Event()
         kinds = [kind for kind in (RestClient, GrpcClient) for _ in range(CLIENTS)]
-        clients = [kind(number, ports, ended) for number, kind in enumerate(kinds)]
+        clients: list[Client] = [kind(n, ports, ended) for n, kind in enumerate(kinds)]
         for client in clients:
             client.start()
         time.sleep(min(WARM_UP, arguments.seconds / 4))
