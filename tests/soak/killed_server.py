@@ -13,17 +13,21 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from penstock.errors import DriverError
 from penstock.export import tflite
+from penstock.hal import Device
 from penstock.runtime import isolation
 from penstock.serve import Address, CompileSettings, Server, Service, Settings
 from penstock.testing.loopback import isolated_device
 from tests import support_isolated as support
 from tests.support_serving import repository_of
+
+NOTICE_SECONDS: Final = 0.02
 
 
 class Ports(Struct, frozen=True):
@@ -43,11 +47,14 @@ class Holdings(Struct, frozen=True):
 
 
 class Killer(threading.Thread):
-    """Kills the driver's process every *period* seconds."""
+    """Kills the process of *device* every *period* seconds, and has it started again at once.
 
-    def __init__(self, period: float) -> None:
+    Left alone, a driver that dies so often is quarantined, and only other devices answer.
+    """
+
+    def __init__(self, device: Device, period: float) -> None:
         super().__init__(daemon=True)
-        self._period = period
+        self._device, self._period = device, period
         self.ended = threading.Event()
         self.kills = 0
 
@@ -55,10 +62,15 @@ class Killer(threading.Thread):
         (supervisor,) = isolation.supervisors()
         while not self.ended.wait(self._period):
             try:
-                os.kill(supervisor.connection().pid, signal.SIGKILL)
+                pid = supervisor.connection().pid
+                os.kill(pid, signal.SIGKILL)
+                self.kills += 1
+                while not self.ended.is_set() and supervisor.connection().pid == pid:
+                    self.ended.wait(NOTICE_SECONDS)
             except (DriverError, ProcessLookupError):
-                continue
-            self.kills += 1
+                pass
+            # The death has been noticed, and is forgiven.
+            isolation.forgive(self._device)
 
 
 def descendants(pid: int) -> int:
@@ -103,7 +115,7 @@ def main() -> None:
         settings = Settings(CompileSettings((device,), cache=False))
         files = {"add": tflite.write(support.add_one())}
         service = Service(repository_of(Path(place), files, settings), settings)
-        killer = Killer(period)
+        killer = Killer(device, period)
         with Server(service, Address(port=0, grpc_port=0)) as server:
             assert server.port is not None
             assert server.grpc_port is not None
