@@ -1,12 +1,13 @@
 """The protocol's system shared memory: tensors in files of `/dev/shm` instead of in messages.
 
 A client that shrinks a region while the server reads a mapping of it ends the server. So a region
-is mapped only if it is sealed against that, or if the operator trusts the clients. Any other
-region is read and written by system calls, a copy each, which the receipt counts.
+is mapped only if it is a memfd sealed against that, or if the operator trusts the clients. Any
+other region is read and written by system calls, a copy each, which the receipt counts.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import stat
@@ -27,6 +28,10 @@ from penstock.serve.errors import Forbidden, InvalidRequest, RequestTooLarge
 
 DIRECTORY: Final = Path("/dev/shm")  # noqa: S108  # where shm_open keeps its files on Linux
 KEY: Final = re.compile(r"/?([A-Za-z0-9_.+-]{1,200})")
+DESCRIPTOR: Final = re.compile(r"/proc/([1-9][0-9]{0,9})/fd/([0-9]{1,7})")
+MEMFD: Final = re.compile(r"/memfd:([A-Za-z0-9_.+-]{1,200})(?: \(deleted\))?")
+"""What Linux says that the descriptor of a memfd is."""
+
 NAME: Final = re.compile(r"[^/\x00-\x1f]{1,200}")
 NOT_HERE: Final = "this system has no POSIX shared memory"
 MOST: Final = 256
@@ -63,21 +68,27 @@ class Regions:
         self._open: dict[str, _Open] = {}
 
     def register(self, name: str, key: object, offset: object, byte_size: object) -> None:
-        """Opens the file *key*.
+        """Opens the file *key*, or the memfd of a process that `/proc/PID/fd/NUMBER` names.
 
         Raises `Forbidden` if the server does not allow it, and `InvalidRequest` if there is no such
         file, it is too small, or the name is in use.
         """
         if self._prefix is None:
             raise Forbidden("shared memory is off; the option --shared-memory allows it")
-        found = KEY.fullmatch(key) if isinstance(key, str) else None
-        if found is None or found[1] in {".", ".."} or NAME.fullmatch(name) is None:
+        given = key if isinstance(key, str) else ""
+        found, foreign = KEY.fullmatch(given), DESCRIPTOR.fullmatch(given)
+        is_file = found is not None and found[1] not in {".", ".."}
+        if not (is_file or foreign) or NAME.fullmatch(name) is None:
             raise InvalidRequest(f"region {name[:80]!r}: {str(key)[:80]!r} is no key, or no name")
-        if not found[1].startswith(self._prefix):
-            raise Forbidden(f"keys of shared memory must begin with {self._prefix!r} here")
         size = _whole(byte_size, "byte_size")
-        region = Region(name, str(key), _whole(offset, "offset"), size)
-        opened = _Open(DIRECTORY / found[1], region, trusted=self._trusted)
+        region = Region(name, given, _whole(offset, "offset"), size)
+        if found is not None:
+            if not found[1].startswith(self._prefix):
+                raise Forbidden(f"keys of shared memory must begin with {self._prefix!r} here")
+            descriptor = _opened(DIRECTORY / found[1], region)
+        else:
+            descriptor = _opened_memfd(Path(given), region, self._prefix)
+        opened = _Open(descriptor, region, trusted=self._trusted)
         try:
             with self._lock:
                 if name in self._open:
@@ -179,15 +190,15 @@ class OutputPlaces(Struct, frozen=True):
 
 
 class _Open:
-    """An open region, mapped as a *pool* if it may be.
+    """An open region, mapped as a *pool* if it may be. Closes *descriptor*, also if that fails.
 
     The lock keeps the descriptor from being closed, and given to another file, while it is used.
     """
 
-    def __init__(self, path: Path, region: Region, *, trusted: bool) -> None:
+    def __init__(self, descriptor: int, region: Region, *, trusted: bool) -> None:
         self.region = region
         self._lock = threading.Lock()
-        self._descriptor = _opened(path, region)
+        self._descriptor = descriptor
         self.pool: MemoryPool | None = None
         if trusted or _is_sealed(self._descriptor):
             try:
@@ -249,12 +260,40 @@ def _opened(path: Path, region: Region) -> int:
     """A descriptor of the file, which is regular and large enough. Raises `InvalidRequest`."""
     if sys.platform == "win32":
         raise InvalidRequest(NOT_HERE)
+    return _checked(_open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, region), region)
+
+
+def _opened_memfd(path: Path, region: Region, prefix: str) -> int:
+    """A descriptor of the memfd that *path* in `/proc` names; its name begins with *prefix*.
+
+    Raises `Forbidden` for anything else, and opens nothing else for reading or writing: a process
+    of the same user may have any file at that descriptor.
+    """
+    if sys.platform != "linux":
+        raise InvalidRequest(NOT_HERE)
+    named = _open(path, os.O_PATH, region)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        own = Path(f"/proc/self/fd/{named}")
+        found = MEMFD.fullmatch(str(own.readlink()))
+        is_regular = stat.S_ISREG(os.fstat(named).st_mode)
+        if found is None or not is_regular or not found[1].startswith(prefix):
+            raise Forbidden(f"descriptors must be memfds whose names begin with {prefix!r} here")
+        return _checked(_open(own, os.O_RDWR, region), region)
+    finally:
+        os.close(named)
+
+
+def _open(path: Path, flags: int, region: Region) -> int:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC)
     except OSError as error:
         raise InvalidRequest(
             f"region {region.name!r}: {region.key!r} cannot be opened: {error.strerror}"
         ) from error
+
+
+def _checked(descriptor: int, region: Region) -> int:
+    """*descriptor*, if it is of a regular and large enough file. Raises `InvalidRequest`."""
     found = os.fstat(descriptor)
     end = region.offset + region.byte_size
     if not stat.S_ISREG(found.st_mode) or end > found.st_size:
@@ -278,8 +317,12 @@ def _pwrite(descriptor: int, data: bytes, offset: int) -> int:
 
 
 def _is_sealed(descriptor: int) -> bool:
-    """Whether nobody can make the file smaller."""
-    if sys.platform != "linux":
+    """Whether nobody can make the file smaller, and its pages cannot be missing.
+
+    A page of a huge-page file may be missing when it is first used, which ends the process. Files
+    of `/dev/shm` cannot be sealed.
+    """
+    if sys.platform != "linux" or os.fstat(descriptor).st_blksize > mmap.PAGESIZE:
         return False
     import fcntl
 

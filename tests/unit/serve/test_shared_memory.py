@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +17,14 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.errors import InputError
+from penstock.export import tflite
 from penstock.ir import DType
-from penstock.serve import Server, Settings
+from penstock.runtime import isolation
+from penstock.serve import CompileSettings, Server, Settings
 from penstock.serve.errors import Forbidden, InvalidRequest, RequestTooLarge
 from penstock.serve.shared_memory import DIRECTORY, MOST, Place, Region, Regions, place_in
+from penstock.testing.loopback import isolated_device
+from tests import support_isolated
 from tests.support_serving import ask, relu_file, serving, settings_on
 from tests.unit.serve.test_grpc import Client
 
@@ -80,6 +86,84 @@ def test_tensors_in_shared_memory_are_copied_unless_clients_are_trusted(
     assert output["parameters"]["shared_memory_region"] == "r"
     summary = json.loads(answer["parameters"]["receipt"])
     assert (summary["region_copied_bytes"], summary["copied_bytes"]) == (copied, 0)
+
+
+@pytest.fixture
+def make_memfd() -> Iterator[Callable[..., str]]:
+    """Makes memfds of this process, and gives the keys by which a server opens them."""
+    made: list[int] = []
+
+    def make(content: bytes, seals: int, name: str = PREFIX) -> str:
+        made.append(os.memfd_create(name, os.MFD_ALLOW_SEALING))
+        os.write(made[-1], content)
+        fcntl.fcntl(made[-1], fcntl.F_ADD_SEALS, seals)
+        return f"/proc/{os.getpid()}/fd/{made[-1]}"
+
+    yield make
+    for descriptor in made:
+        os.close(descriptor)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfds are Linux's")
+@pytest.mark.parametrize(("seals", "copied"), [("F_SEAL_GROW", 24), ("F_SEAL_SHRINK", 0)])
+def test_memfd_that_is_sealed_against_shrinking_is_not_copied(
+    tmp_path: Path, make_memfd: Callable[..., str], seals: str, copied: int
+) -> None:
+    key = make_memfd(X + bytes(12), getattr(fcntl, seals))
+    with serving(tmp_path, {"relu": relu_file()}, shared_settings()) as server:
+        assert register(server, "r", key.removeprefix("/")) == 200
+        answer = ask(server, "POST", INFER, request_in("r")).json()
+    assert Path(key).read_bytes() == X + Y
+    summary = json.loads(answer["parameters"]["receipt"])
+    assert (summary["region_copied_bytes"], summary["copied_bytes"]) == (copied, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfds are Linux's")
+def test_driver_in_a_process_of_its_own_reads_and_writes_a_sealed_memfd_in_place(
+    tmp_path: Path, make_memfd: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation, "_supervisors", {})
+    nbytes = 4 * 4 * 4
+    key = make_memfd(np.arange(16, dtype=np.float32).tobytes() + bytes(nbytes), fcntl.F_SEAL_SHRINK)
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": nbytes}
+    given = {"name": "x", "datatype": "FP32", "shape": [4, 4], "parameters": place}
+    with isolated_device("misbehaving", support_isolated.ENTRY) as device:
+        settings = replace(shared_settings(), compile=CompileSettings((device,), cache=False))
+        files = {"add": tflite.write(support_isolated.add_one())}
+        with serving(tmp_path, files, settings) as server:
+            output = ask(server, "GET", "/v2/models/add").json()["outputs"][0]["name"]
+            wanted = {"name": output, "parameters": {**place, "shared_memory_offset": nbytes}}
+            body = {"inputs": [given], "outputs": [wanted]}
+            assert register(server, "r", key.removeprefix("/"), 2 * nbytes) == 200
+            answer = ask(server, "POST", "/v2/models/add/infer", body).json()
+    isolation.close_hosts()
+    summary = json.loads(answer["parameters"]["receipt"])
+    assert summary["devices"] == ["misbehaving"]
+    assert (summary["region_copied_bytes"], summary["copied_bytes"]) == (0, 0)
+    found = np.frombuffer(Path(key).read_bytes(), np.float32)
+    np.testing.assert_array_equal(found[16:], found[:16] + 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfds are Linux's")
+def test_descriptor_of_another_kind_is_refused(
+    make_file: Callable[[bytes], str], make_memfd: Callable[..., str]
+) -> None:
+    regions = Regions(PREFIX)
+    with Path(DIRECTORY / make_file(bytes(8))).open("rb") as file:
+        for descriptor in (file.fileno(), os.open("/", os.O_RDONLY)):
+            with pytest.raises(Forbidden, match="must be memfds"):
+                regions.register("r", f"/proc/{os.getpid()}/fd/{descriptor}", 0, 8)
+    os.close(descriptor)
+    with pytest.raises(Forbidden, match="must be memfds"):
+        regions.register("r", make_memfd(bytes(8), 0, "other"), 0, 8)
+    with pytest.raises(InvalidRequest, match="cannot be opened"):
+        regions.register("r", f"/proc/{os.getpid()}/fd/999999", 0, 8)
+    key = make_memfd(bytes(8), 0)
+    with pytest.raises(InvalidRequest, match="at least 9 bytes"):
+        regions.register("r", key, 0, 9)
+    for wrong in (key + "/x", key.replace("/fd/", "/fd/../fd/"), "/proc/self/fd/1"):
+        with pytest.raises(InvalidRequest, match="no key"):
+            regions.register("r", wrong, 0, 8)
 
 
 def test_regions_are_listed_and_forgotten(
