@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException, shared_memory
 
 PREFIX = "penstock-clients-"
@@ -73,6 +73,12 @@ def calls(library: ModuleType, address: str, token: str) -> dict[str, Any]:
         for name in ("gzip", "deflate"):
             answer = infer(request_compression_algorithm=name)
             found[name] = answer.as_numpy("y").tolist()
+    found["config"] = config_of(client.get_model_config("relu", **as_json))
+    statistics = client.get_inference_statistics("relu", "1", **as_json)
+    (found["statistics"],) = statistics["model_stats"]
+    everything = client.get_inference_statistics(**as_json)
+    found["statistics of"] = sorted(each["name"] for each in everything["model_stats"])
+    found["refused"] = refused(client)
     found["shared memory"] = in_shared_memory(library, client)
     found["asynchronous"] = asynchronous(library, client, given("x", X, "FP32"))
     index = client.get_model_repository_index(headers=names, **as_json)
@@ -83,6 +89,20 @@ def calls(library: ModuleType, address: str, token: str) -> dict[str, Any]:
     found["loaded"] = infer().as_numpy("y").tolist()
     client.close()
     return found
+
+
+def config_of(found: Any) -> Any:
+    """The configuration; over gRPC it lies in an answer."""
+    return found.get("config", found)
+
+
+def refused(client: Any) -> dict[str, Any]:
+    """How the calls end that a server of Penstock does not answer."""
+    return {
+        "trace settings": outcome(client.get_trace_settings),
+        "log settings": outcome(client.get_log_settings),
+        "cuda shared memory": outcome(client.get_cuda_shared_memory_status),
+    }
 
 
 def in_shared_memory(library: ModuleType, client: Any) -> dict[str, Any]:
@@ -144,8 +164,9 @@ def fields() -> dict[str, dict[str, list[int]]]:
         for nested in message.nested_types:
             add(nested)
 
-    for message in service_pb2.DESCRIPTOR.message_types_by_name.values():
-        add(message)
+    for file in (service_pb2, model_config_pb2):
+        for message in file.DESCRIPTOR.message_types_by_name.values():
+            add(message)
     return found
 
 

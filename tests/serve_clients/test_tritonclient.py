@@ -111,6 +111,44 @@ def test_errors_have_their_status(results: Any, transport: str, expected: list[s
 
 
 @pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_model_has_its_configuration(results: Any, transport: str) -> None:
+    config = results[transport]["config"]
+    (x,), (y,) = config["input"], config["output"]
+    assert (config["name"], config["platform"]) == ("relu", "penstock")
+    assert int(config.get("max_batch_size", 0)) == 0
+    for tensor, name in ((x, "x"), (y, "y")):
+        assert (tensor["name"], tensor["data_type"]) == (name, "TYPE_FP32")
+        assert [int(size) for size in tensor["dims"]] == [-1, 3]
+
+
+@pytest.mark.parametrize("transport", ["http", "grpc"])
+def test_statistics_count_the_inferences_of_a_version(results: Any, transport: str) -> None:
+    found = results[transport]
+    statistics = found["statistics"]
+    assert (statistics["name"], statistics["version"]) == ("relu", "1")
+    stats = statistics["inference_stats"]
+    succeeded, failed = int(stats["success"]["count"]), int(stats["fail"]["count"])
+    assert int(statistics["inference_count"]) == int(statistics["execution_count"]) == succeeded
+    assert succeeded >= 2
+    assert failed >= 1
+    assert int(stats["compute_infer"]["ns"]) > 0
+    assert int(statistics["batch_stats"][0]["compute_infer"]["count"]) == succeeded
+    assert int(statistics["last_inference"]) > 0
+    assert int(statistics["memory_usage"][0]["byte_size"]) > 0
+    assert found["statistics of"] == ["relu", "words"]
+
+
+@pytest.mark.parametrize(
+    ("transport", "status"), [("http", "404"), ("grpc", "StatusCode.UNIMPLEMENTED")]
+)
+def test_calls_that_do_not_apply_are_refused(results: Any, transport: str, status: str) -> None:
+    refused = results[transport]["refused"]
+    assert refused == dict.fromkeys(
+        ("trace settings", "log settings", "cuda shared memory"), status
+    )
+
+
+@pytest.mark.parametrize("transport", ["http", "grpc"])
 def test_repository_is_listed_for_the_admin(results: Any, transport: str) -> None:
     assert results[transport]["index"] == ["relu", "words"]
 
@@ -126,4 +164,5 @@ def test_every_field_has_the_number_and_type_of_the_clients_messages(results: An
     for kind in protocol().messages.values():
         add(kind.DESCRIPTOR)
     theirs = results["fields"]
-    assert {name: theirs.get(name) for name in own} == own
+    for name, fields in own.items():
+        assert {field: theirs[name].get(field) for field in fields} == fields, name

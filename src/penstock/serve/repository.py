@@ -19,6 +19,7 @@ from penstock.serve.served import ServedVersion
 from penstock.serve.settings import Settings
 from penstock.serve.shares import WHOLE, Shares
 from penstock.serve.sources import Source, file_of
+from penstock.serve.statistics import Statistics
 
 State = Literal["READY", "LOADING", "UNAVAILABLE"]
 
@@ -32,6 +33,15 @@ class Entry(Struct, frozen=True):
     version: str
     state: State
     reason: str
+
+
+class VersionStatistics(Struct, frozen=True):
+    """The statistics of a version, and the memory that it has (0: unloaded to make room)."""
+
+    name: str
+    version: str
+    statistics: Statistics
+    nbytes: int
 
 
 class _Model:
@@ -50,6 +60,8 @@ class _Model:
         self.evicted: list[tuple[str, float]] = []
         """Versions and their shares that were unloaded to make room."""
         self.reload: Reload | None = None
+        self.statistics: dict[str, Statistics] = {}
+        """Of the versions that answer, or would if they had not been unloaded to make room."""
 
 
 class ModelRepository:
@@ -115,8 +127,10 @@ class ModelRepository:
             if version and not gone and version not in known:
                 raise UnknownModel(f"model {name!r} has no version {version!r}")
             model.reason = "unloaded"
-        for each in gone:
-            each.retire()
+            for each in [version] if version else [*model.statistics]:
+                model.statistics.pop(each, None)
+        for served in gone:
+            served.retire()
 
     def take(
         self,
@@ -178,6 +192,23 @@ class ModelRepository:
         for name, model in self._models.items():
             for served in model.shares.served:
                 yield name, served
+
+    def statistics(self, name: str = "", version: str = "") -> list[VersionStatistics]:
+        """The statistics of *version* of the model *name*; "" for all. Raises `UnknownModel`."""
+        names = [name.partition(":")[0]] if name else self.names
+        found = []
+        for each in names:
+            model = self._model(each)
+            memory = {served.version: served.lease.nbytes for served in model.shares.served}
+            memory.update((evicted, 0) for evicted, _ in model.evicted)
+            found += [
+                VersionStatistics(each, number, model.statistics[number], nbytes)
+                for number, nbytes in memory.items()
+                if version in {"", number} and number in model.statistics
+            ]
+        if version and not found:
+            raise UnknownModel(f"model {name!r} has no version {version!r}")
+        return found
 
     def index(self) -> list[Entry]:
         """Every version of every model with its state; with several versions also its share."""
@@ -243,6 +274,8 @@ class ModelRepository:
             gone = model.shares.put(served, WHOLE if share is None else share)
         for each in gone:
             each.retire()
+            if each.version != served.version:
+                model.statistics.pop(each.version, None)
         return served
 
     def _made(self, model: _Model, version: str, cancel: CancelToken) -> ServedVersion:
@@ -256,11 +289,14 @@ class ModelRepository:
         check_model(nbytes, self._settings.memory.model)
         lease = self._budget.lease(nbytes, lambda: self._make_room(model))
         try:
-            served = ServedVersion(loaded, name or str(number), self._settings, lease, cancel)
+            chosen = name or str(number)
+            statistics = model.statistics.get(chosen) or Statistics()
+            served = ServedVersion(loaded, chosen, self._settings, lease, statistics, cancel)
         except BaseException:
             lease.become("ended")
             raise
         model.number, model.digest = number, digest
+        model.statistics[chosen] = statistics
         return served
 
     def _make_room(self, wanted: _Model) -> bool:

@@ -27,6 +27,7 @@ from penstock.serve.memory import Lease
 from penstock.serve.scheduling import Job, RequestQueue
 from penstock.serve.settings import Settings
 from penstock.serve.shared_memory import OutputPlaces
+from penstock.serve.statistics import Statistics
 from penstock.serve.values import InferAnswer, InferInput, InferRequest
 
 DEFAULT_SIGNATURE: Final = "serving_default"
@@ -54,8 +55,14 @@ class ServedSignature:
     """A signature of a model, compiled. *signature* None is a model without signatures."""
 
     def __init__(
-        self, model: Model, signature: str | None, settings: Settings, cancel: penstock.CancelToken
+        self,
+        model: Model,
+        signature: str | None,
+        settings: Settings,
+        statistics: Statistics,
+        cancel: penstock.CancelToken,
     ) -> None:
+        self._statistics = statistics
         chosen = settings.compile
         self.compiled: CompiledModel = penstock.compile(
             model,
@@ -112,6 +119,18 @@ class ServedSignature:
 
     def infer(self, request: InferRequest, version: str) -> InferAnswer:
         """Runs *request* in its turn. Raises the errors of `RequestQueue.run` and of the run."""
+        began_ns = time.monotonic_ns()
+        try:
+            answer, rows = self._infer(request, version)
+        except BaseException:
+            self._statistics.failed(time.monotonic_ns() - began_ns)
+            raise
+        whole_ns = time.monotonic_ns() - began_ns
+        self._statistics.succeeded(rows, whole_ns, answer.queue_ns, answer.receipt.wall_ns)
+        return answer
+
+    def _infer(self, request: InferRequest, version: str) -> tuple[InferAnswer, int]:
+        """The answer, and the rows of the request."""
         arrays = self._arrays(request.inputs)
         names = self._output_names(request.outputs)
         rows = batching.rows_of(arrays) if self.is_batched else None
@@ -125,7 +144,7 @@ class ServedSignature:
         )
         self.queue.run(job)
         result: Result = job.result
-        return InferAnswer(
+        answer = InferAnswer(
             request.model,
             version,
             request.id,
@@ -136,6 +155,7 @@ class ServedSignature:
             request.full_receipt,
             request.region_copied,
         )
+        return answer, job.rows
 
     def close(self) -> None:
         self.queue.close()
@@ -147,6 +167,7 @@ class ServedSignature:
             given: Given = job.inputs
             out = self._targets(given)
             run = self._run(given.arrays, job.deadline_ns, job.cancel, job.priority, out)
+            self._statistics.ran(job.rows, run.receipt.wall_ns)
             job.result = Result(_by_name(self.outputs, run), run)
             return
         deadlines = [job.deadline_ns for job in jobs]
@@ -166,6 +187,7 @@ class ServedSignature:
         if parts is None:
             self._execute_apart(jobs)
             return
+        self._statistics.ran(sum(job.rows for job in jobs), run.receipt.wall_ns)
         for job, part in zip(jobs, parts, strict=True):
             job.result = Result(part, run)
 
@@ -240,7 +262,8 @@ class ServedSignature:
 
 
 class ServedVersion:
-    """The signatures of one version, with the *lease* of their memory, from when they are warm.
+    """The signatures of one version, with the *lease* of their memory and the *statistics* of their
+    requests, from when they are warm.
 
     It closes once it is retired and its last user has gone. Raises `Cancelled` once *cancel* is
     set.
@@ -252,6 +275,7 @@ class ServedVersion:
         version: str,
         settings: Settings,
         lease: Lease,
+        statistics: Statistics,
         cancel: penstock.CancelToken,
     ) -> None:
         self.version, self.lease = version, lease
@@ -263,7 +287,7 @@ class ServedVersion:
         self._is_retired = False
         try:
             for name in names:
-                served = ServedSignature(model, name, settings, cancel)
+                served = ServedSignature(model, name, settings, statistics, cancel)
                 self.signatures[name or ""] = served
                 served.warm(cancel)
         except BaseException:

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from penstock import __version__
 from penstock.errors import FOREIGN
-from penstock.ir import Operand
-from penstock.serve import tracing
-from penstock.serve.datatypes import NAMES
+from penstock.serve import description, tracing
+from penstock.serve.description import PLATFORM
 from penstock.serve.errors import NotReady, QueueFull, serving_error
 from penstock.serve.history import History
 from penstock.serve.metrics import Metrics
 from penstock.serve.repository import Entry, ModelRepository
+from penstock.serve.served import ServedSignature, ServedVersion
 from penstock.serve.settings import Settings
 from penstock.serve.shared_memory import Regions
 from penstock.serve.values import InferAnswer, InferRequest
 
 EXTENSIONS: Final = (
     "binary_tensor_data",
+    "model_configuration",
     "model_repository",
     "schedule_policy",
+    "statistics",
     "system_shared_memory",
 )
-PLATFORM: Final = "penstock"
 
 
 class Service:
@@ -95,16 +96,39 @@ class Service:
 
         Blocks while a model is loaded again that was unloaded to make room.
         """
+        with self._described(name, version) as (served, found):
+            versions = self.repository.versions_of(name) or [served.version]
+            return description.metadata(name, versions, found)
+
+    def model_config(self, name: str, version: str = "") -> dict[str, Any]:
+        """Triton's configuration of a model. Blocks as `model_metadata` does."""
+        with self._described(name, version) as (_, found):
+            return description.config(name, found, self.settings)
+
+    def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """Triton's statistics of the versions of a model, "" for all models.
+
+        Raises `UnknownModel`.
+        """
+        return {
+            "model_stats": [
+                {
+                    "name": each.name,
+                    "version": each.version,
+                    **each.statistics.as_dict(),
+                    "memory_usage": [{"type": "CPU", "id": 0, "byte_size": each.nbytes}],
+                }
+                for each in self.repository.statistics(name, version)
+            ]
+        }
+
+    @contextmanager
+    def _described(
+        self, name: str, version: str
+    ) -> Iterator[tuple[ServedVersion, ServedSignature]]:
         served, signature = self.repository.take(name, version)
         try:
-            found = served.signature(signature)
-            return {
-                "name": name,
-                "versions": self.repository.versions_of(name) or [served.version],
-                "platform": PLATFORM,
-                "inputs": _described(found.inputs),
-                "outputs": _described(found.outputs),
-            }
+            yield served, served.signature(signature)
         finally:
             served.give_back()
 
@@ -141,15 +165,3 @@ class Service:
     def index(self, *, ready: bool = False) -> list[Entry]:
         """The models of the repository; with *ready* those alone that answer."""
         return [e for e in self.repository.index() if not ready or e.state == "READY"]
-
-
-def _described(operands: Sequence[Operand]) -> list[dict[str, Any]]:
-    """Names, datatypes and shapes; -1 is an unknown dimension."""
-    return [
-        {
-            "name": operand.name,
-            "datatype": NAMES[operand.dtype],
-            "shape": [-1 if size is None else size for size in operand.shape or ()],
-        }
-        for operand in operands
-    ]

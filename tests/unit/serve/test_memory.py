@@ -255,3 +255,17 @@ def test_budget_counts_what_leaves_until_it_has_ended() -> None:
     second.become("ended")
     second.become("ended")
     assert budget.used == 0
+
+
+def test_statistics_outlive_being_unloaded_to_make_room(tmp_path: Path) -> None:
+    service = service_of(tmp_path, total=ONE)
+    service.repository.load("a")
+    ask(service, "a")
+    service.repository.load("b")
+    found = {each["name"]: each for each in service.statistics()["model_stats"]}
+    assert found["a"]["inference_count"] == 1
+    memory = {name: each["memory_usage"][0]["byte_size"] for name, each in found.items()}
+    assert memory == {"a": 0, "b": ONE}
+    ask(service, "a")
+    (again,) = service.statistics("a")["model_stats"]
+    assert again["inference_count"] == 2

@@ -316,3 +316,55 @@ def test_outputs_without_a_name_or_with_the_same_one_get_one_each(tmp_path: Path
 def test_device_that_needs_known_shapes_serves_an_open_batch(tmp_path: Path) -> None:
     service = service_of(tmp_path, settings_on("llvm", rows=2))
     assert summary_of(service.infer(request_for(X))).devices == ("llvm",)
+
+
+def test_statistics_count_requests_runs_and_errors(tmp_path: Path) -> None:
+    device = RecordingRelu()
+    service = service_of(tmp_path, settings_on(device, rows=4))
+    queue = service.repository.find("relu")[0].signature(None).queue
+    device.hold()
+    askers = [Asker(service.infer, request_for(X))]
+    device.await_run()
+    for place in range(2):
+        askers.append(Asker(service.infer, request_for(np.ones((place + 1, 3)))))
+        await_depth(queue, place + 1)
+    device.go_on.set()
+    batches = sorted(asker.answer().batch for asker in askers)
+    with pytest.raises(InvalidRequest):
+        service.infer(request_for(np.ones((1, 4))))
+    (found,) = service.statistics("relu")["model_stats"]
+    runs = len(device.shapes)
+    assert (found["inference_count"], found["execution_count"]) == (4, runs)
+    stats = found["inference_stats"]
+    assert [stats[name]["count"] for name in ("success", "fail", "queue")] == [3, 1, 3]
+    rows = {each["batch_size"]: each["compute_infer"]["count"] for each in found["batch_stats"]}
+    assert sum(size * count for size, count in rows.items()) == 4
+    assert sum(rows.values()) == runs
+    assert batches[0] == 1
+
+
+def test_configuration_of_a_batched_model_has_no_batch_dimension(tmp_path: Path) -> None:
+    service = service_of(tmp_path, settings_on(rows=6, delay=0.002))
+    found = service.model_config("relu")
+    assert found["max_batch_size"] == 6
+    assert found["dynamic_batching"] == {
+        "preferred_batch_size": [1, 2, 4, 6],
+        "max_queue_delay_microseconds": 2000,
+    }
+    assert found["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}]
+    assert found["output"] == [{"name": "y", "data_type": "TYPE_FP32", "dims": [3]}]
+
+
+def test_statistics_outlive_a_reload_and_are_of_known_versions(
+    tmp_path: Path,
+) -> None:
+    service = service_of(tmp_path, settings_on())
+    service.infer(request_for(X))
+    service.repository.load("relu")
+    (found,) = service.statistics()["model_stats"]
+    assert (found["version"], found["inference_count"]) == ("1", 1)
+    for name, version in (("nix", ""), ("relu", "7")):
+        with pytest.raises(UnknownModel):
+            service.statistics(name, version)
+    service.repository.unload("relu")
+    assert service.statistics("relu") == {"model_stats": []}

@@ -54,10 +54,13 @@ class Rest:
             Route("/v2/health/live", self._live, methods=get),
             Route("/v2/health/ready", self._ready, methods=get),
         ]
+        routes.append(Route("/v2/models/stats", self._checked(self._statistics), methods=get))
         for path in (model, version):
             routes += [
                 Route(path, self._checked(self._model), methods=get),
                 Route(path + "/ready", self._checked(self._model_ready), methods=get),
+                Route(path + "/config", self._checked(self._config), methods=get),
+                Route(path + "/stats", self._checked(self._statistics), methods=get),
                 Route(path + "/infer", self._checked(self._infer), methods=post),
             ]
         repository = "/v2/repository"
@@ -120,6 +123,14 @@ class Rest:
     async def _model(self, request: Request) -> Response:
         found = await to_thread.run_sync(self._service.model_metadata, *_model_of(request))
         return _json(found)
+
+    async def _config(self, request: Request) -> Response:
+        found = await to_thread.run_sync(self._service.model_config, *_model_of(request))
+        return _json(found)
+
+    async def _statistics(self, request: Request) -> Response:
+        name, version = request.path_params.get("model", ""), request.path_params.get("version", "")
+        return _json(self._service.statistics(name, version))
 
     async def _model_ready(self, request: Request) -> Response:
         name, version = _model_of(request)

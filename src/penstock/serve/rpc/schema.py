@@ -35,11 +35,14 @@ class Call(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """The package's name, its message classes by name, and the calls of its service."""
+    """The package's name, its message classes by name, the calls of its service, and the numbers of
+    its enumerations' values by name.
+    """
 
     package: str
     messages: Mapping[str, Any]
     calls: Mapping[str, Call]
+    enums: Mapping[str, int]
 
 
 @cache
@@ -67,7 +70,8 @@ def schema_of(text: str) -> Schema:
         for service in file.service
         for method in service.method
     }
-    return Schema(file.package, found, calls)
+    enums = {value.name: value.number for kind in file.enum_type for value in kind.value}
+    return Schema(file.package, found, calls, enums)
 
 
 class _Reader:
@@ -88,6 +92,8 @@ class _Reader:
                     self._expect(";")
                 case "message":
                     self._message(self._file.message_type.add(), f".{self._file.package}")
+                case "enum":
+                    self._enum(self._file.enum_type.add(name=self._take()))
                 case "service":
                     self._service(self._file.service.add(name=self._take()))
                 case other:
@@ -105,6 +111,16 @@ class _Reader:
             self._expect(")", "returns", "(")
             method.output_type = f".{self._file.package}.{self._take()}"
             self._expect(")", ";")
+
+    def _enum(self, kind: Any) -> None:
+        self._expect("{")
+        while not self._took("}"):
+            value = kind.value.add(name=self._take())
+            self._expect("=")
+            value.number = int(self._take())
+            self._expect(";")
+        if not kind.value:
+            raise ValueError(f"{kind.name!r} has no values")
 
     def _message(self, message: Any, scope: str) -> None:
         message.name = self._take()
@@ -137,6 +153,9 @@ class _Reader:
     def _set_type(self, field: Any, message: Any, scope: str, kind: str) -> None:
         if kind in _SCALARS:
             field.type = _SCALARS[kind]
+            return
+        if any(known.name == kind for known in self._file.enum_type):
+            field.type, field.type_name = _Field.TYPE_ENUM, f".{self._file.package}.{kind}"
             return
         inner = any(nested.name == kind for nested in message.nested_type)
         field.type = _Field.TYPE_MESSAGE

@@ -112,6 +112,15 @@ class Servicer:
     def model_metadata(self, message: Any, _context: Any, response: Any) -> Any:
         return response(**self._service.model_metadata(message.name, message.version))
 
+    def model_config(self, message: Any, _context: Any, response: Any) -> Any:
+        found = self._service.model_config(message.name, message.version)
+        for tensor in (*found["input"], *found["output"]):
+            tensor["data_type"] = protocol().enums[tensor["data_type"]]
+        return response(config=found)
+
+    def model_statistics(self, message: Any, _context: Any, response: Any) -> Any:
+        return response(**self._service.statistics(message.name, message.version))
+
     def model_infer(self, message: Any, context: Any, _response: Any) -> Any:
         cancel = CancelToken()
         context.add_callback(cancel.set)
