@@ -60,6 +60,7 @@ ALONE: Final = (
     "cache publish {called.tflite} --store {called.txt} --device reference",
     "cache refresh --store {called.txt}",
     "cache renew --store {called.txt}",
+    "cache prune --store {called.txt}",
     "cache keygen {called.txt}",
     "cache draft {called.txt} --root-key {called.txt} --publisher {called.txt}",
     "cache sign {called.txt} --key {called.txt}",

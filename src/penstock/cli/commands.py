@@ -130,6 +130,12 @@ COMMANDS: Final[Mapping[str, Home]] = {
         "renew",
         "Sign a shared store's timestamp again, and the publisher's list, so that they stay valid.",
     ),
+    "cache prune": Home(
+        "cache.sharing",
+        "prune",
+        "Remove from a shared store what nobody needs: superseded lists, entries that none names, "
+        "dead leases.",
+    ),
     "cache keygen": Home(
         "cache.trust",
         "keygen",

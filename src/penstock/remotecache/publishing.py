@@ -10,7 +10,8 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final
 
@@ -29,6 +30,11 @@ from penstock.remotecache.verification import object_name
 MOST_ROUNDS: Final = 64
 """How often a publisher begins again because another one was faster."""
 
+PUBLISHED: Final = "published"
+"""The word under which a list has the day of an entry's last publication (UTC)."""
+
+_RENEWED_AFTER: Final = timedelta(days=7)
+_FRESH_SECONDS: Final = 600.0
 _MOST_STEPS: Final = 24
 
 
@@ -69,32 +75,66 @@ class Publisher:
         """Lists *entries*, packed parcels by token; returns the tokens that were not listed before.
 
         *described* has what `penstock.remotecache.explaining.described` says of each token.
-        Raises `StoreUnavailable` if other publishers were faster too often, `WrongLength` for an
+        Publishing the same again writes nothing, but the date in the list once in 7 days. Raises
+        `StoreUnavailable` if other publishers were faster too often, `WrongLength` for an
         entry that is too large, and the errors of `Metadatas.refresh`.
         """
         added: list[bytes] = []
+        written = 0.0
         for content in entries.values():
             if len(content) > MOST_BYTES:
                 raise WrongLength(f"an entry has {len(content)} bytes, more than {MOST_BYTES}")
-            _upload(self._remote.store, content)
 
         def change() -> dict[str, Targets]:
+            nonlocal written
             own = self._remote.metadata.list_of(self._own_name()) or Targets()
             added.clear()
+            today = datetime.now(UTC).date()
+            renewed = False
             for token, content in entries.items():
                 path = roles.target_of(self.name, token.hex())
                 target = TargetFile.from_data(path, content, ["sha256"])
-                if described and token in described:
-                    target.unrecognized_fields["custom"] = dict(described[token])
-                if own.targets.get(path) != target:
+                words = {} if described is None else dict(described.get(token, {}))
+                target.unrecognized_fields["custom"] = {**words, PUBLISHED: today.isoformat()}
+                if (before := own.targets.get(path)) is None or before.hashes != target.hashes:
                     added.append(token)
+                elif today - published_on(before) < _RENEWED_AFTER:
+                    continue
+                renewed = True
                 own.targets[path] = target
-            return {self.name: own} if added else {}
+            # An object that no list names is removed a day after it was written.
+            if renewed and time.time() - written > _FRESH_SECONDS:
+                written = time.time()
+                for content in entries.values():
+                    _upload(self._remote.store, content)
+            return {self.name: own} if renewed else {}
 
         self._remote.metadata.refresh()
         if change():
             self._commit(change)
+        else:
+            for content in entries.values():
+                self._remote.store.create(_entry_name(content), content)
         return added
+
+    def unlist(self, before: date) -> int:
+        """Takes the entries that were last published before that day (UTC) out of the publisher's
+        list; returns how many. Raises as `publish`.
+        """
+        removed = 0
+
+        def change() -> dict[str, Targets]:
+            nonlocal removed
+            own = self._remote.metadata.list_of(self._own_name()) or Targets()
+            kept = {p: t for p, t in own.targets.items() if published_on(t) >= before}
+            removed = len(own.targets) - len(kept)
+            own.targets = kept
+            return {self.name: own} if removed else {}
+
+        self._remote.metadata.refresh()
+        if change():
+            self._commit(change)
+        return removed
 
     def renew(self) -> None:
         """Signs the publisher's list, the snapshot and the timestamp again, so that they stay
@@ -199,13 +239,31 @@ def _signed(signed: Signed, signer: CryptoSigner) -> bytes:
     return metadata.to_bytes()
 
 
+def published_on(target: TargetFile) -> date:
+    """The day (UTC) on which the entry of *target* was last published."""
+    try:
+        return date.fromisoformat((target.custom or {}).get(PUBLISHED, ""))
+    except (AttributeError, TypeError, ValueError):
+        return date.min
+
+
+def _entry_name(content: bytes) -> str:
+    return object_name(TargetFile.from_data("entry", content, ["sha256"]))
+
+
 def _upload(store: ObjectStore, content: bytes) -> None:
-    name = object_name(TargetFile.from_data("entry", content, ["sha256"]))
-    if store.create(name, content) is not None:
-        return
-    # Somebody may have put other bytes there, which nobody would accept.
-    found = store.get(name, MOST_BYTES)
-    if found is not None and found.content != content:
+    """Writes the entry. One that is there already is written again, so that it counts as new; and
+    somebody may have put other bytes there, which nobody would accept.
+    """
+    name = _entry_name(content)
+    found = None
+    with suppress(WrongLength):
+        found = store.get(name, len(content))
+    if found is None:
+        if store.create(name, content) is not None:
+            return
+        found = store.get(name, MOST_BYTES)
+    if found is not None:
         store.update(name, content, found.etag)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +142,18 @@ def test_a_draft_needs_every_signature_of_the_threshold(run: Run) -> None:
 @pytest.mark.usefixtures("store")
 def test_a_publisher_renews_a_store(run: Run) -> None:
     assert "renewed by dev" in run("renew", machine="dev").stdout
+
+
+@pytest.mark.usefixtures("store")
+def test_a_publisher_prunes_a_store(run: Run, tmp_path: Path) -> None:
+    run(*PUBLISH, machine="ci")
+    orphan = tmp_path / "store" / "entries" / ("a" * 64)
+    orphan.write_bytes(b"orphan")
+    os.utime(orphan, (0, 0))
+    said = json.loads(run("prune", "--unlist-days", "30", "--json", machine="dev").stdout)
+    assert (said["unlisted"], said["entries"], said["nbytes"], said["needed"]) == (0, 1, 6, [])
+    assert not orphan.exists()
+    assert "was there" in run(*PUBLISH, machine="ci").stdout
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ PLAIN = (
     "cache publish a.tflite --for x86-64-v3,armv8-a --store s3://bucket/prefix",
     "cache refresh --dir d",
     "cache renew --store s3://bucket/prefix",
+    "cache prune --grace-hours 2 --unlist-days 90 --store s3://bucket/prefix",
     "cache keygen key.pem",
     "cache draft d --root-key a.pub --root-key b.pub --threshold 2 --publisher ci=c.pub",
     "cache sign d --key root.pem",

@@ -1,4 +1,4 @@
-"""`penstock cache publish`, `renew` and `refresh`: entries of shared stores."""
+"""`penstock cache publish`, `renew`, `prune` and `refresh`: entries of shared stores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.cli.cache.directory import SHORT, named_directory
 from penstock.cli.declarations import argument, option
 from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.options import Key, assumed_shapes, in_words
-from penstock.cli.output import Output
+from penstock.cli.output import Output, size
 from penstock.errors import CacheError, ModelError, counted
 
 if TYPE_CHECKING:
@@ -134,6 +134,65 @@ def renew(output: Output, store: Url = None) -> None:
     publisher.renew()
     output.line(f"renewed by {publisher.name}")
     output.json({"publisher": publisher.name})
+
+
+def prune(
+    output: Output,
+    grace_hours: Annotated[
+        int | None,
+        option(
+            "--grace-hours N",
+            "Keep what was written or superseded in the last N hours; without it 24.",
+            least=1,
+        ),
+    ] = None,
+    unlist_days: Annotated[
+        int | None,
+        option(
+            "--unlist-days N",
+            "First take entries that were not published for N days out of the publisher's list.",
+            least=1,
+        ),
+    ] = None,
+    store: Url = None,
+) -> None:
+    """Remove from a shared store what nobody needs: superseded lists, entries that none names, dead
+    leases.
+
+    Machines may read and publish meanwhile.
+    """
+    from datetime import UTC, datetime, timedelta
+
+    from penstock.remotecache.pruning import GRACE, prune
+    from penstock.remotecache.publishing import Publisher
+    from penstock.remotecache.settings import own_key, remote_at
+
+    remote = remote_at(store, _SECONDS)
+    publisher = Publisher(remote, own_key())
+    unlisted = 0
+    if unlist_days is not None:
+        unlisted = publisher.unlist(datetime.now(UTC).date() - timedelta(days=unlist_days))
+    grace = GRACE if grace_hours is None else timedelta(hours=grace_hours)
+    pruned = prune(remote, publisher, grace)
+    output.line(f"{counted(unlisted, 'entry', 'entries')} taken out of the list")
+    output.line(
+        f"removed {pruned.metadata} of metadata, {counted(pruned.entries, 'entry', 'entries')}, "
+        f"{counted(pruned.leases, 'lease')}; {size(pruned.nbytes)}"
+    )
+    output.json(
+        {
+            "unlisted": unlisted,
+            "metadata": pruned.metadata,
+            "entries": pruned.entries,
+            "leases": pruned.leases,
+            "nbytes": pruned.nbytes,
+            "needed": pruned.needed,
+        }
+    )
+    if pruned.needed:
+        raise Unfinished(
+            "published while they were removed, so publish them again: " + ", ".join(pruned.needed)
+        )
 
 
 def refresh(output: Output, store: Url = None, directory: options.CacheDirectory = None) -> None:
