@@ -44,6 +44,7 @@ ELSEWHERE: Final = {
     "docs/writing-a-driver.md": "tests/e2e/test_writing_a_driver.py runs its files and commands, "
     "too",
     "docs/tutorial.md": "tests/e2e/test_readme.py runs it, and looks into its plan and receipt",
+    "docs/ray.md": "it needs a cluster; tests/unit/fleet/test_cluster.py starts one",
     "docs/llvm.md": "tests/unit/compiler/test_document.py runs it, and prints its stages",
 }
 """Pages that this file leaves out, with the reason."""

@@ -50,7 +50,7 @@ def test_all_extras_resolve_together_to_the_locked_releases(version: str) -> Non
     skip_if_unreachable(found)
     assert found.returncode == 0, found.stderr
     names = {line.partition("==")[0] for line in found.stdout.splitlines()}
-    assert {"grpcio", "obstore", "onnxruntime", "openvino", "tuf"} <= names
+    assert {"grpcio", "obstore", "onnxruntime", "openvino", "ray", "tuf"} <= names
 
 
 def test_extras_that_exclude_each_other_are_noticed(tmp_path: Path) -> None:

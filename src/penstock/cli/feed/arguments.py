@@ -181,23 +181,34 @@ def feed(arguments: Sequence[str], slots: Sequence[Slot], wishes: Wishes) -> Fed
     return fed
 
 
-def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None:
+def picture_preparation(path: object, slot: Slot, wishes: Wishes) -> tuple[Layout, Preparation]:
+    """The picture layout of an input, and how a picture becomes its values.
+
+    Raises `FileError` about *path* if the input takes no picture.
+    """
     from penstock.cli.feed import pictures
     from penstock.cli.feed.recognition import no_picture
 
-    operand, layout = slot.operand, pictures.layout(slot.operand)
-    fed.picture, notes = pictures.open_picture(path)
+    layout = pictures.layout(slot.operand)
     axis = layout.axes.find("C") if layout is not None else -1
     first = slot.first_operations(axis if axis >= 0 else None)
     requested = wishes.normalization
     reason = no_picture(slot, layout, first, insist=requested is not None)
     if layout is None or reason:
         raise FileError(path, f"is a picture, but {reason}; an .npy file gives the input as it is")
+    channels = min(layout.channels, 3)
+    return layout, prepare(slot.operand, channels, slot.metadata, first, slot.model, requested)
+
+
+def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None:
+    from penstock.cli.feed import pictures
+
+    operand, requested = slot.operand, wishes.normalization
+    fed.picture, notes = pictures.open_picture(path)
+    layout, preparation = picture_preparation(path, slot, wishes)
     fed.notes += [*notes, *pictures.stretched(fed.picture, layout)]
     if layout.channels == 4:
         fed.notes.append("the input has a fourth channel; it is fed zeros")
-    channels = min(layout.channels, 3)
-    preparation = prepare(operand, channels, slot.metadata, first, slot.model, requested)
     pixels = pictures.pixels(fed.picture, layout)
     picture = FedPicture(len(fed.arrays), operand, pixels, layout, preparation)
     fed.pictures.append(picture)

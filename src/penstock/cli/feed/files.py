@@ -21,9 +21,9 @@ EMPTY: Final = "the file is empty; copy or download it again"
 
 
 class File:
-    """A file by its *name*, or the *content* of a pipe of that name."""
+    """A file by its *name*, or the *content* of a pipe, or of a value, of that name."""
 
-    def __init__(self, name: str, content: SealedFile | None = None) -> None:
+    def __init__(self, name: str, content: SealedFile | bytes | None = None) -> None:
         self._name, self._content = name, content
 
     def __str__(self) -> str:
@@ -39,6 +39,8 @@ class File:
 
     def open(self, mode: Literal["rb"]) -> BinaryIO:
         """The content from its beginning; can be called repeatedly."""
+        if isinstance(self._content, bytes):
+            return io.BytesIO(self._content)
         if self._content is not None:
             return io.BytesIO(self._content.view)
         return open(self._name, mode)

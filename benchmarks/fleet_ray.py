@@ -1,0 +1,256 @@
+"""What Ray adds, and what a second actor gains: python -m benchmarks.fleet_ray [--results F].
+
+Actors of one thread each run a network of the test corpus in batches of 200 ms and more, one actor
+and two in turn. Then the overhead of a row in batches of 64 on a network of one small operation,
+in the actor alone and through Ray Data, beside `CompiledModel.run` on the same batches. Then what
+Ray's own processes take while nothing is asked of them, and how much of the cache's files two
+actors share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks import machine
+from penstock.export import tflite
+from penstock.fleet.ray import Predict
+from penstock.ir import DType, ModelBuilder
+
+NETWORK: Final = "models/networks/mobilenet_v2_1.0_224_int8_tf2.tflite"
+ROWS: Final = 16
+"""Pictures of a long batch."""
+
+SMALL: Final = 64
+IDLE_S: Final = 20.0
+
+
+class Work(Predict):
+    """Runs the same batch of random pictures for each row it is given, and says when."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model, columns=["x"], answers="outputs", devices=["llvm", "reference"])
+        shape = [d or 1 for d in self.inputs[0].shape or ()]
+        generator = np.random.default_rng(0)
+        values = generator.integers(0, 100, (ROWS, *shape[1:]))
+        self._pictures = values.astype(self.inputs[0].dtype.numpy)
+
+    def __call__(self, batch: Any) -> Any:
+        began, used = time.monotonic(), time.process_time()
+        super().__call__({"x": self._pictures})
+        spent = time.process_time() - used
+        row = {"began": began, "ended": time.monotonic(), "spent": spent, "process": os.getpid()}
+        return {name: np.array([value]) for name, value in row.items()}
+
+
+class Timed(Predict):
+    """Adds the time of its calls, and of the model's run alone on the same batch."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model, columns=["x"], answers="outputs", devices=["reference"])
+
+    def __call__(self, batch: Any) -> Any:
+        rows = len(batch["x"])
+        first = time.process_time_ns()
+        self.compiled.run([batch["x"]])
+        second = time.process_time_ns()
+        super().__call__(batch)
+        third = time.process_time_ns()
+        return {"run": np.full(rows, second - first), "call": np.full(rows, third - second)}
+
+
+def relu(place: Path) -> str:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (None, 16), "x")
+    (y,) = builder.operation("RELU", [x], [(DType.FLOAT32, (None, 16))])
+    file = place / "relu.tflite"
+    file.write_bytes(tflite.write(builder.build([y])))
+    return str(file)
+
+
+def long_batches(network: str, actors: int, batches: int) -> tuple[float, float, float]:
+    """Batches a second of the actors together, after each has answered one; the median seconds
+    and the median processor seconds of a batch.
+    """
+    import ray.data
+
+    data = ray.data.from_items(list(range(batches)), override_num_blocks=batches)
+    rows = data.map_batches(
+        Work,
+        fn_constructor_args=(network,),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        num_cpus=1,
+    ).take_all()
+    first: dict[int, float] = {}
+    for row in rows:
+        first[row["process"]] = min(first.get(row["process"], row["ended"]), row["ended"])
+    begin = max(first.values())
+    counted = [row for row in rows if row["began"] >= begin]
+    last = {
+        process: max((r["ended"] for r in counted if r["process"] == process), default=begin)
+        for process in first
+    }
+    rate = sum(
+        sum(row["process"] == process for row in counted) / (last[process] - begin)
+        for process in first
+        if last[process] > begin
+    )
+    seconds = statistics.median(row["ended"] - row["began"] for row in counted)
+    return rate, seconds, statistics.median(row["spent"] for row in counted)
+
+
+def small_batches(model: str, batches: int) -> tuple[float, float]:
+    """Microseconds a row: of a call beyond the run alone; and of Ray Data's whole stage."""
+    import ray.data
+
+    def stage(count: int) -> tuple[float, list[Any]]:
+        data = ray.data.range_tensor(SMALL * count, shape=(16,), override_num_blocks=4)
+        data = data.map_batches(
+            lambda batch: {"x": batch["data"].astype(np.float32)}, batch_size=SMALL
+        ).map_batches(
+            Timed,
+            fn_constructor_args=(model,),
+            batch_size=SMALL,
+            compute=ray.data.ActorPoolStrategy(size=1),
+            num_cpus=1,
+        )
+        began = time.monotonic()
+        rows = data.take_all()
+        return time.monotonic() - began, rows
+
+    short, _ = stage(4)
+    long, rows = stage(batches + 4)
+    runs = statistics.median(row["run"] for row in rows) / SMALL
+    calls = statistics.median(row["call"] for row in rows) / SMALL
+    return (calls - runs) / 1e3, (long - short) / (batches * SMALL) * 1e6 - runs / 1e3
+
+
+def processes_of_ray() -> dict[int, float]:
+    """Processor seconds of each process of Ray."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()
+            fields = (path / "stat").read_text("utf-8").rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if b"ray::" in command or b"site-packages/ray/" in command:
+            found[int(path.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def idle() -> tuple[int, float, float]:
+    """Processes, share of one core that they take, and their memory (PSS) in MB."""
+    before = processes_of_ray()
+    time.sleep(IDLE_S)
+    after = processes_of_ray()
+    spent = sum(seconds - before.get(process, seconds) for process, seconds in after.items())
+    memory = 0
+    for process in after:
+        try:
+            text = Path(f"/proc/{process}/smaps_rollup").read_text("utf-8")
+        except OSError:
+            continue
+        memory += next(int(t.split()[1]) for t in text.splitlines() if t.startswith("Pss:"))
+    return len(after), spent / IDLE_S, memory / 1e3
+
+
+def shared_weights(network: str, cache: str) -> list[tuple[int, int]]:
+    """For each of two actors: kB of cache files that it has mapped, and its share (PSS) of them."""
+    import ray
+
+    class Holder:
+        def __init__(self) -> None:
+            self.work = Work(network)
+            self.work({})
+
+        def mapped(self) -> tuple[int, int]:
+            resident = share = 0
+            inside = False
+            for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
+                words = line.split()
+                if not words[0].endswith(":"):
+                    inside = cache in line
+                elif inside and words[0] in {"Rss:", "Pss:"}:
+                    resident += int(words[1]) * (words[0] == "Rss:")
+                    share += int(words[1]) * (words[0] == "Pss:")
+            return resident, share
+
+    actor = ray.remote(num_cpus=0)(Holder)
+    holders = [actor.remote() for _ in range(2)]
+    ray.get([h.mapped.remote() for h in holders])
+    found: list[tuple[int, int]] = ray.get([h.mapped.remote() for h in holders])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, help="write the figures there, as Markdown")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", type=int, default=24)
+    given = parser.parse_args()
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    corpus = Path(os.environ.get("PENSTOCK_CORPUS", "../shared"))
+    network = str((corpus / NETWORK).resolve())
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["PENSTOCK_CACHE_DIR"] = str(Path(place, "cache"))
+        import ray
+        import ray.data
+
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        lines = [
+            f"Measured by `python -m benchmarks.fleet_ray` on {machine.processor()},",
+            f"{os.cpu_count()} cores, Python {sys.version.split()[0]}, Ray {version('ray')},",
+            f"pyarrow {version('pyarrow')}; load average {machine.load()} before it.",
+            "",
+            "| what | measured | wanted |",
+            "|---|---|---|",
+        ]
+        rounds = []
+        for _ in range(given.rounds):
+            one = long_batches(network, 1, given.batches)
+            two = long_batches(network, 2, given.batches)
+            rounds.append((two[0] / one[0], one[1], one[2], two[2] / one[2]))
+            print(f"two actors over one: {rounds[-1][0]:.2f}; a batch {one[1] * 1e3:.0f} ms")
+        gain, seconds, spent, dearer = (
+            statistics.median(values) for values in zip(*rounds, strict=True)
+        )
+        every = ", ".join(f"{each[0]:.2f}" for each in rounds)
+        long = f"batches of {seconds * 1e3:.0f} ms"
+        lines += [
+            f"| two actors over one, {long} | {gain:.2f} ({every}) | 1.8 |",
+            f"| processor time of a batch, one actor | {spent * 1e3:.0f} ms | |",
+            f"| the same beside a second actor | {dearer:.2f} x | |",
+        ]
+        call, whole = small_batches(relu(Path(place)), 400)
+        lines += [
+            f"| a row at batches of {SMALL}: `Predict` over the run | {call:.2f} us | 50 us |",
+            f"| the same, Ray Data's whole stage | {whole:.1f} us | 50 us |",
+        ]
+        held = shared_weights(network, place)
+        text = "; ".join(f"{a} kB mapped, {b} kB its share" for a, b in held)
+        lines.append(f"| cache files in two actors | {text} | half each |")
+        count, share, memory = idle()
+        lines.append(
+            f"| Ray idle: {count} processes | {share:.1%} of a core, {memory:.0f} MB (PSS) | |"
+        )
+        ray.shutdown()
+    print("\n".join(lines))
+    if given.results is not None:
+        given.results.write_text("\n".join(["# Ray", "", *lines]) + "\n", "utf-8")
+    return 0 if gain >= 1.8 and max(call, whole) <= 50 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Penstock inside engines that spread data over many machines."""
