@@ -25,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Workers and a node of a cluster are killed.")
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--blocks", type=int, default=200)
-    parser.add_argument("--kills", type=int, default=9)
+    parser.add_argument("--kills", type=int, default=4)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, "-m", "tests.support_ray", place]
