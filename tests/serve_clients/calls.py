@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -78,7 +79,9 @@ def calls(library: ModuleType, address: str, token: str) -> dict[str, Any]:
     (found["statistics"],) = statistics["model_stats"]
     everything = client.get_inference_statistics(**as_json)
     found["statistics of"] = sorted(each["name"] for each in everything["model_stats"])
-    found["refused"] = refused(client)
+    x = given("x", X, "FP32")
+    found["refused"] = refused(library, client, x)
+    found["invalid"] = invalid(library, client, x, names)
     found["shared memory"] = in_shared_memory(library, client)
     found["asynchronous"] = asynchronous(library, client, given("x", X, "FP32"))
     index = client.get_model_repository_index(headers=names, **as_json)
@@ -96,12 +99,34 @@ def config_of(found: Any) -> Any:
     return found.get("config", found)
 
 
-def refused(client: Any) -> dict[str, Any]:
+def refused(library: ModuleType, client: Any, tensor: Any) -> dict[str, Any]:
     """How the calls end that a server of Penstock does not answer."""
-    return {
+    found = {
         "trace settings": outcome(client.get_trace_settings),
+        "new trace settings": outcome(lambda: client.update_trace_settings("relu", {})),
         "log settings": outcome(client.get_log_settings),
+        "new log settings": outcome(lambda: client.update_log_settings({})),
         "cuda shared memory": outcome(client.get_cuda_shared_memory_status),
+        "register cuda": outcome(lambda: client.register_cuda_shared_memory("c", b"AAAA", 0, 8)),
+        "unregister cuda": outcome(client.unregister_cuda_shared_memory),
+    }
+    if library is over_grpc:
+        answers: queue.Queue[Any] = queue.Queue()
+        client.start_stream(lambda _, error: answers.put(error))
+        client.async_stream_infer("relu", [tensor])
+        error = answers.get(timeout=30)
+        client.stop_stream(cancel_requests=True)
+        found["stream"] = error.status()
+    return found
+
+
+def invalid(library: ModuleType, client: Any, tensor: Any, names: dict[str, str]) -> dict[str, Any]:
+    """How requests end that ask for what no model here has."""
+    classes = [library.InferRequestedOutput("y", class_count=2)]
+    return {
+        "sequence": outcome(lambda: client.infer("relu", [tensor], sequence_id=5)),
+        "classes": outcome(lambda: client.infer("relu", [tensor], outputs=classes)),
+        "config": outcome(lambda: client.load_model("relu", headers=names, config="{}")),
     }
 
 
@@ -132,8 +157,6 @@ def asynchronous(library: ModuleType, client: Any, tensor: Any) -> Any:
     """The output of an inference that a thread of the client's waits for."""
     if library is over_http:
         return client.async_infer("relu", [tensor]).get_result().as_numpy("y").tolist()
-    import queue
-
     answers: queue.Queue[Any] = queue.Queue()
     client.async_infer("relu", [tensor], lambda result, error: answers.put((result, error)))
     result, error = answers.get(timeout=30)

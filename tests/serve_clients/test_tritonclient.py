@@ -143,9 +143,18 @@ def test_statistics_count_the_inferences_of_a_version(results: Any, transport: s
 )
 def test_calls_that_do_not_apply_are_refused(results: Any, transport: str, status: str) -> None:
     refused = results[transport]["refused"]
-    assert refused == dict.fromkeys(
-        ("trace settings", "log settings", "cuda shared memory"), status
-    )
+    assert len(refused) == 7 + (transport == "grpc")
+    assert set(refused.values()) == {status}
+
+
+@pytest.mark.parametrize(
+    ("transport", "status"), [("http", "400"), ("grpc", "StatusCode.INVALID_ARGUMENT")]
+)
+def test_requests_for_what_no_model_has_are_invalid(
+    results: Any, transport: str, status: str
+) -> None:
+    invalid = results[transport]["invalid"]
+    assert invalid == dict.fromkeys(("sequence", "classes", "config"), status)
 
 
 @pytest.mark.parametrize("transport", ["http", "grpc"])
