@@ -1,9 +1,10 @@
-"""What a fleet costs its store: python -m benchmarks.fleet [--entries N ...] [--machines N].
+"""What a fleet costs its store: python -m benchmarks.fleet [--entries N ...] [--machines N] [--bits
+N ...].
 
 Real client code reads and writes a store in memory that counts requests and bytes. For each number
 of entries in one publisher's list: what a machine without history asks for its first entry, what it
 asks for the next one and after another publication, and what a publication asks. Then what many
-machines ask that start without history.
+machines ask that start without history. Before that, what lists in hash bins of 2^N would cost.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+from securesystemslib.signer import CryptoSigner
+from tuf.api.metadata import Delegations, Metadata, Snapshot, SuccinctRoles, TargetFile, Targets
 
 from penstock.remotecache.explaining import described
 from penstock.remotecache.fetching import Remote
+from penstock.remotecache.publishing import reference
 from penstock.remotecache.stores import Named, ObjectStore, Stored
-from tests.support_stores import Fleet, parcel
+from tests.support_stores import Fleet, parcel, signer
 
 if __name__ == "__main__" and __package__ is None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -120,11 +127,52 @@ def start_together(machines: int, place: Path) -> None:
     print(f"  {counted.taken()}; {spent / machines * 1e3:.0f} ms of processor time each")
 
 
+def divide(entries: int, bits: int) -> None:
+    """What a list would cost that is divided into hash bins (TUF's succinct roles): the metadata is
+    real, but no client reads it.
+    """
+    key = signer()
+    expires = datetime.now(UTC)
+    words = described(INGREDIENTS)
+    role = SuccinctRoles([key.public_key.keyid], 1, bits, "ci-bin")
+    bins: dict[str, Targets] = {name: Targets(expires=expires) for name in role.get_roles()}
+    for _ in range(entries):
+        path = f"ci/{os.urandom(32).hex()}"
+        target = TargetFile.from_data(path, os.urandom(8), ["sha256"])
+        target.unrecognized_fields["custom"] = words
+        bins[role.get_role_for_target(path)].targets[path] = target
+    contents = {name: signed(one, key) for name, one in bins.items()}
+    delegations = Delegations({key.public_key.keyid: key.public_key}, succinct_roles=role)
+    own = signed(Targets(expires=expires, delegations=delegations), key)
+    snapshot = Snapshot(expires=expires)
+    for name, content in contents.items():
+        snapshot.meta[f"{name}.json"] = reference(1, content)
+    whole, largest = signed(snapshot, key), max(contents.values(), key=len)
+    began = time.process_time()
+    for content in (whole, own, largest):
+        Metadata.from_bytes(content)
+    spent = (time.process_time() - began) * 1e3
+    print(
+        f"{entries:,} entries in {1 << bits} bins: snapshot {len(whole):,} bytes, list "
+        f"{len(own):,}, largest bin {len(largest):,}; all three parsed in {spent:.1f} ms"
+    )
+
+
+def signed(one: Targets | Snapshot, key: CryptoSigner) -> bytes:
+    metadata: Metadata[Any] = Metadata(one)
+    metadata.sign(key)
+    return metadata.to_bytes()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machines", type=int, default=1000)
     parser.add_argument("--entries", type=int, nargs="*", default=[10, 1000, 10_000])
+    parser.add_argument("--bits", type=int, nargs="*", default=[4, 6, 8])
     given = parser.parse_args()
+    for entries in given.entries:
+        for bits in given.bits:
+            divide(entries, bits)
     for entries in given.entries:
         with tempfile.TemporaryDirectory() as place:
             measure(entries, Path(place))

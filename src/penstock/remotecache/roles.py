@@ -32,7 +32,7 @@ MOST_ROOT: Final = 1 << 18
 MOST_TIMESTAMP: Final = 1 << 14
 MOST_SNAPSHOT: Final = 1 << 20
 MOST_TARGETS: Final = 1 << 23
-"""Maximum bytes of the metadata of each kind. An entry takes some 440 bytes of its list."""
+"""Maximum bytes of the metadata of each kind. An entry takes some 470 bytes of its list."""
 
 MOST_ROTATIONS: Final = 64
 """Maximum versions of the root that a machine follows at once."""
