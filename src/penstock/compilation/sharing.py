@@ -28,8 +28,16 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
+SILENT_SECONDS: Final = 30.0
+"""For so long this process does not ask a store again that gave no answer in time. A plan of many
+steps then waits once.
+"""
+
 PUBLISHING_SHARE: Final = 4.0
 """Publishing may take this many times as long as a look-up: it writes and reads some objects."""
+
+
+_silent_until: Final[dict[str, float]] = {}
 
 
 class Sharing(Closing):
@@ -96,6 +104,10 @@ class Sharing(Closing):
             return None
         seconds = seconds_left(entry.config.deadline_ns, knobs.store_seconds(), LOCK_SHARE)
         root = fetching.trusted_root(knobs.store_root())
+        if (left := _silent_until.get(entry.store, 0.0) - time.monotonic()) > 0:
+            raise errors.StoreUnavailable(
+                f"the store gave no answer in time, and is asked again in {left:.0f} s"
+            )
         store = open_store(entry.store, seconds)
         self._remote = remote = fetching.Remote(store, root)
         token = derived_token(entry.key.ingredients)
@@ -117,10 +129,16 @@ class Sharing(Closing):
                 refuse_revoked(remote, entry.directory.store)
 
         found: Fetched | None = None
+        began = time.monotonic()
         try:
             found = fetching.within(seconds, ask, token_while_waiting(entry.config.cancel))
         except errors.NoEntry as error:
             self._note(str(error))
+        except errors.StoreUnavailable:
+            # An error that comes at once costs the next step nothing.
+            if time.monotonic() - began >= seconds:
+                _silent_until[entry.store] = time.monotonic() + SILENT_SECONDS
+            raise
         mark_asked(entry.store, time.time())
         return found
 

@@ -158,6 +158,29 @@ def test_a_store_that_stops_answering_costs_a_bounded_time(
     assert found.shared == "StoreUnavailable: the store did not answer within 0.1 s"
 
 
+def test_a_store_that_gives_no_answer_is_waited_for_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = Stopped(fleet.store, 0)
+    monkeypatch.setattr("penstock.remotecache.stores.open_store", lambda *_: stopped)
+    said = []
+    try:
+        with knobs.override(store_seconds=0.1):
+            said.append(start(fleet, "one", "ci").cache.shared)
+            asked = stopped._left
+            said += [start(fleet, name, "ci").cache.shared for name in ("two", "three")]
+    finally:
+        stopped.released.set()
+    assert said[0].startswith("StoreUnavailable: the store did not answer within 0.1 s")
+    assert {words.partition(", and")[0] for words in said[1:]} == {
+        "StoreUnavailable: the store gave no answer in time"
+    }
+    assert stopped._left == asked
+    monkeypatch.undo()
+    monkeypatch.setattr("penstock.compilation.sharing._silent_until", {fleet.url: 0.0})
+    assert start(fleet, "four").cache.shared.startswith("NoEntry")
+
+
 def test_a_store_gets_a_share_of_the_time_to_the_deadline(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
