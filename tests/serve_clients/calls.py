@@ -112,11 +112,15 @@ def refused(library: ModuleType, client: Any, tensor: Any) -> dict[str, Any]:
     }
     if library is over_grpc:
         answers: queue.Queue[Any] = queue.Queue()
-        client.start_stream(lambda _, error: answers.put(error))
-        client.async_stream_infer("relu", [tensor])
-        error = answers.get(timeout=30)
+
+        def keep(result: Any, error: Any) -> None:
+            answers.put("answered" if error is None else error.status())
+
+        client.start_stream(keep)
+        # The stream may have been refused before this call, which then raises.
+        outcome(lambda: client.async_stream_infer("relu", [tensor]))
+        found["stream"] = answers.get(timeout=30)
         client.stop_stream(cancel_requests=True)
-        found["stream"] = error.status()
     return found
 
 
