@@ -20,6 +20,9 @@ BY_THE_PROGRAM: Final = "registered by the program"
 FALLBACK_DEVICE: Final = "reference"
 """The device of last resort, which is part of Penstock (NNAPI's CPU path)."""
 
+WITH_SHADERS: Final = frozenset({"webgpu"})
+"""Drivers of Penstock for whose engines the system keeps compiled shaders in files."""
+
 LAST_RESORT: Final = f"{FALLBACK_DEVICE} (this process)"
 """Name of the reference device in the caller's process, used after an isolated one."""
 

@@ -17,8 +17,14 @@ DRIVERS: Final = {
     "xnnpack": "xnnpack",
     "onnxruntime-cpu": "onnxruntime",
     "openvino-cpu": "openvino",
+    "webgpu-software": "webgpu",
 }
 """The driver of each device."""
+
+QUICK: Final = [device for device in DRIVERS if device != "webgpu-software"]
+"""Devices that prepare a case quickly. The shaders of the other one take long to compile:
+`test_nnapi_vectors_on_webgpu.py` runs a part of the cases on it.
+"""
 
 
 @cache

@@ -19,7 +19,7 @@ from penstock.nnapi.lowering.registry import rules
 from penstock.testing.vectors import Case, load_directory
 from penstock.testing.vectors.derive import plain_run
 from penstock.testing.vectors.runner import run_one
-from tests.conformance.drivers import DRIVERS, WRAPPERS, unusable
+from tests.conformance.drivers import QUICK, WRAPPERS, unusable
 
 SEED = 1
 KINDS = ("TENSOR_FLOAT32", "TENSOR_QUANT8")
@@ -59,7 +59,7 @@ def opened() -> Iterator[Callable[[str, str], Device]]:
 
 
 @pytest.mark.parametrize("operation", sorted(rules()))
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("driver", QUICK)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_generated(
     wrapper: str,

@@ -39,6 +39,7 @@ from tests.support_llvm import needs_llvm
 from tests.support_onnxruntime import needs_onnxruntime
 from tests.support_openvino import needs_openvino
 from tests.support_waiting import eventually
+from tests.support_webgpu import needs_webgpu
 from tests.support_xnnpack import needs_litert
 
 GAPS: Final[dict[tuple[str, str], str]] = {}
@@ -60,6 +61,7 @@ DRIVERS: Final[dict[str, Callable[[], Device]]] = {
     "xnnpack-builtin": lambda: only("xnnpack", "xnnpack-builtin"),
     "onnxruntime-cpu": lambda: only("onnxruntime", "onnxruntime-cpu"),
     "openvino-cpu": lambda: only("openvino", "openvino-cpu"),
+    "webgpu-software": lambda: only("webgpu", "webgpu-software"),
 }
 ENGINES: Final[dict[str, pytest.MarkDecorator]] = {
     "llvm": needs_llvm,
@@ -67,6 +69,7 @@ ENGINES: Final[dict[str, pytest.MarkDecorator]] = {
     "xnnpack-builtin": needs_litert,
     "onnxruntime-cpu": needs_onnxruntime,
     "openvino-cpu": needs_openvino,
+    "webgpu-software": needs_webgpu,
 }
 ENCODED: Final = ("domains", "lab")
 """Driven with each message encoded in this process too, where no other process can be."""
@@ -99,6 +102,7 @@ ISOLATED: Final = {
     "xnnpack-builtin": "penstock.drivers.xnnpack:create",
     "onnxruntime-cpu": "penstock.drivers.onnxruntime:create",
     "openvino-cpu": "penstock.drivers.openvino:create",
+    "webgpu-software": "penstock.drivers.webgpu:create",
 }
 """The entry points of the drivers in processes of their own, which make the same devices there."""
 

@@ -118,11 +118,11 @@ def test_lock_names_no_host() -> None:
 
 def test_dependencies_are_those_the_package_imports() -> None:
     """Of extras, `penstock.testing.strategies` imports hypothesis, of `test`; `penstock.serve` all
-    that `serve` lists, `penstock.remotecache` all that `fleet` lists, and `penstock.fleet` all that
-    `ray` lists.
+    that `serve` lists, `penstock.remotecache` all that `fleet` lists, `penstock.fleet` all that
+    `ray` lists, and the driver `webgpu` all that `gpu` lists.
     """
     wanted = requirement_names(PYPROJECT["project"]["dependencies"])
-    own = {"serve": "serve", "remotecache": "fleet", "fleet": "ray"}
+    own = {"serve": "serve", "remotecache": "fleet", "fleet": "ray", "drivers/webgpu": "gpu"}
     brought: set[str] = set()
     for package, extra in own.items():
         imported = third_party_imports(package) - wanted
@@ -201,7 +201,7 @@ def test_install_commands_of_errors_name_extras_that_exist() -> None:
                 (extra,) = node.args
                 assert isinstance(extra, ast.Constant), f"{path}: the extra is not written out"
                 called.add(extra.value)
-    assert called == {"fleet", "onnx", "onnxruntime", "openvino", "ray", "serve", "xnnpack"}
+    assert called == {"fleet", "gpu", "onnx", "onnxruntime", "openvino", "ray", "serve", "xnnpack"}
     assert called <= set(PYPROJECT["project"]["optional-dependencies"])
     assert distribution.install_command("onnx") == "pip install 'penstock-nn[onnx]'"
     assert PYPROJECT["project"]["name"] == distribution.DISTRIBUTION

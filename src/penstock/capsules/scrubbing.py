@@ -175,7 +175,7 @@ def _login() -> str:
 
 PACKAGES: Final = (
     *(DISTRIBUTION, "numpy", "ml-dtypes", "msgspec", "flatbuffers"),
-    *("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx"),
+    *("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx", "wgpu"),
 )
 """Packages whose versions matter: the requirements of Penstock, and the engines."""
 

@@ -31,7 +31,7 @@ PACKAGES: Final = (
 )
 """The packages that Penstock requires."""
 
-ENGINES: Final = ("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx")
+ENGINES: Final = ("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx", "wgpu")
 """Optional engines for drivers and comparisons."""
 
 

@@ -34,9 +34,9 @@ def nbytes(program: Program, tensor: int) -> int:
     return math.prod(value.shape) * value.dtype.numpy.itemsize
 
 
-def plan(program: Program) -> Plan:
+def plan(program: Program, alignment: int = ALIGNMENT) -> Plan:
     """Gives every tensor that kernels write, but outputs, the lowest offset that is free for as
-    long as it lives. The largest tensors choose first.
+    long as it lives. The largest tensors choose first. Offsets are multiples of *alignment*.
     """
     uses = Uses(program)
     elsewhere = set(program.constants) | {program.root(t) for t in program.inputs}
@@ -55,7 +55,7 @@ def plan(program: Program) -> Plan:
         for group, members in groups.items()
     }
     sizes = {
-        group: max(-(-nbytes(program, t) // ALIGNMENT) * ALIGNMENT for t in members)
+        group: max(-(-nbytes(program, t) // alignment) * alignment for t in members)
         for group, members in groups.items()
     }
     placed: dict[int, int] = {}

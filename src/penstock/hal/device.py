@@ -118,6 +118,11 @@ class DeviceBase:
     """Optional: the stages of a compile that `dump` prints, in their order. The default prints
     none.
     """
+    own_process: bool = False
+    """Optional: whether the device runs in a host process unless the caller or the knob `isolate`
+    decides otherwise, because its engine may end the process. Such a device is described in the
+    caller's process, and only a device that is used starts the host.
+    """
 
     def check(self) -> str | None:
         """Optional. The default accepts every system."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
@@ -17,7 +18,7 @@ from penstock import knobs
 from penstock.distribution import DISTRIBUTION, FALLBACK_DEVICE, remember_origin
 from penstock.errors import InputError, MissedDeadlinePersistent, PlacementError
 from penstock.hal import Device
-from penstock.hal.device import is_placeholder
+from penstock.hal.device import is_isolated, is_placeholder
 from penstock.hal.loading import is_device, load_devices
 from penstock.logs import Log
 from penstock.runtime.entries import (
@@ -114,7 +115,7 @@ class Manager:
             if not usable:
                 reasons = {f.info.name: f.info.reason for f in everything}
                 raise PlacementError("no usable device", reasons)
-            return [f.device for f in usable]
+            return [self._apart(f, isolate, deadline_ns).device for f in usable]
         if isinstance(wanted, str | DeviceInfo) or not isinstance(wanted, Sequence):
             raise InputError("devices must be a list of names, DeviceInfo or Device objects")
         chosen = [self._one(w, isolate, deadline_ns, absent=absent) for w in wanted]
@@ -170,7 +171,7 @@ class Manager:
                 if one.name == driver and not one.refused:
                     for found in one.devices(isolate, deadline_ns):
                         if found.info.name == name and found.info.usable:
-                            return found
+                            return one.apart(found, isolate, deadline_ns)
         return None
 
     def origins(self) -> list[str]:
@@ -180,7 +181,20 @@ class Manager:
         return [f"{s.entry_point}@{s.distribution}-{s.version}" for s in sources]
 
     def _usable_by_name(self, name: str, isolate: bool | None) -> Found | None:
-        return self._likeliest(name, isolate, None) or _usable(name, self._discover(isolate))
+        if (found := self._likeliest(name, isolate, None)) is not None:
+            return found
+        found = _usable(name, self._discover(isolate))
+        return None if found is None else self._apart(found, isolate, None)
+
+    def _apart(self, found: Found, isolate: bool | None, deadline_ns: int | None) -> Found:
+        """As `_Driver.apart`, for a device of any driver."""
+        if not found.info.isolated or is_isolated(found.device):
+            return found
+        with self._held(deadline_ns):
+            for driver in self._all_drivers():
+                if driver.name == found.info.driver and driver.source == found.info.source:
+                    return driver.apart(found, isolate, deadline_ns)
+        return found
 
     def _check_settings(self, deadline_ns: int | None) -> None:
         """Raises `InputError` for an invalid knob of isolation. Logs unknown drivers, once."""
@@ -226,7 +240,7 @@ class Manager:
         # Discovered once: each discovery may start an unavailable host process again.
         everything = self._discover(isolate, deadline_ns)
         if (found := _usable(name, everything)) is not None:
-            return found
+            return self._apart(found, isolate, deadline_ns)
         if (found := self._absent(name, isolate, everything)) is not None:
             if absent:
                 return found
@@ -245,7 +259,7 @@ class Manager:
                     if found.info.name != name:
                         continue
                     if found.info.usable and holder(name, [driver.distribution]) is not None:
-                        return found
+                        return driver.apart(found, isolate, deadline_ns)
                     if driver.distribution == DISTRIBUTION:
                         return None
         return None
@@ -320,7 +334,17 @@ class _Driver:
             log.warning("%s", text)
 
     def devices(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
-        """The driver's devices. Its host process may start until half of the time has passed."""
+        """The driver's devices. Its host process may start until half of the time has passed.
+
+        A device with `own_process` is here one of this process, described as isolated: `apart` has
+        the one that is used.
+        """
+        found = self._found(isolate, deadline_ns)
+        if isolate is None and any(getattr(f.device, "own_process", False) for f in found):
+            return [self._described(one) for one in found]
+        return found
+
+    def _found(self, isolate: bool | None, deadline_ns: int | None) -> list[Found]:
         isolated = not self.refused and _is_isolated(self._entry, isolate)
         known = self._devices.get(isolated)
         if known is not None and (
@@ -342,6 +366,27 @@ class _Driver:
             if not one.info.usable and not (isolated and self._absent):
                 _log_unusable(one.info)
         return found
+
+    def apart(self, found: Found, isolate: bool | None, deadline_ns: int | None) -> Found:
+        """*found*, or the device of that name in a host process where it runs in one by itself."""
+        if isolate is not None or not found.info.isolated or is_isolated(found.device):
+            return found
+        from penstock.runtime.isolation import runs_apart
+
+        if not runs_apart(self._entry):
+            return found
+        name = found.info.name
+        inside = [f for f in self.devices(True, deadline_ns) if f.info.name == name]
+        return inside[0] if inside else self.devices(True, deadline_ns)[0]
+
+    def _described(self, found: Found) -> Found:
+        """*found* of this process, described as isolated if it runs in a host process when used."""
+        own = getattr(found.device, "own_process", False) and sys.platform == "linux"
+        if own and knobs.isolate():
+            from penstock.runtime.isolation import isolated_names
+
+            own = isolated_names().get(self._entry.name, True)
+        return Found(found.device, replace(found.info, isolated=bool(own)), found.status)
 
     def absent(self, isolate: bool | None) -> Found | None:
         """The placeholder, if the host process was unavailable at the last check."""

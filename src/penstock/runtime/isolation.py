@@ -130,6 +130,13 @@ def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
     return False
 
 
+def runs_apart(entry: DriverEntry) -> bool:
+    """Whether devices with `own_process` of the driver of *entry* run in a host process where the
+    caller does not decide. Raises `InputError` for an invalid knob.
+    """
+    return isolated_names().get(entry.name, True) and _unavailable(entry) is None
+
+
 def check_settings() -> None:
     """Raises `InputError` for an invalid knob `isolate`."""
     isolated_names()

@@ -136,6 +136,20 @@ def _changed(path: str) -> float:
         return 0.0
 
 
+SHADERS: Final = "shaders"
+
+
+def shader_directory() -> str:
+    """The directory where graphics drivers of the system keep the shaders that they compiled for
+    Penstock. Nothing is created. Raises `Unreadable` for a user without a home directory.
+    """
+    from penstock import knobs
+
+    chosen = knobs.cache_dir()
+    root = knobs.absolute(chosen) if chosen else knobs.user_directory("cache")
+    return os.path.join(root, SHADERS)
+
+
 def make_private_directory(path: StrPath) -> None:
     """Makes *path* and its parents private (0700). Raises `Unreadable` if that fails."""
     try:

@@ -8,7 +8,7 @@ import sys
 import penstock
 from tests.support_programs import run_python
 
-ENGINES = ("openvino", "onnxruntime", "ai_edge_litert", "llvmlite", "typer", "rich", "PIL")
+ENGINES = ("openvino", "onnxruntime", "ai_edge_litert", "llvmlite", "wgpu", "typer", "rich", "PIL")
 
 
 def test_every_public_name_is_what_the_facade_bound() -> None:

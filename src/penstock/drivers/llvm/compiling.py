@@ -9,11 +9,10 @@ from hashlib import sha256
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
 from penstock.compiler import memory, pipeline
 from penstock.compiler.batch import separated
-from penstock.compiler.legalise import legalise
+from penstock.compiler.entry import legal
 from penstock.compiler.outputs import with_own_outputs
 from penstock.compiler.program import Program
 from penstock.driverkit.artefact import ports_of
@@ -27,7 +26,6 @@ from penstock.drivers.llvm.isa.record import Isa
 from penstock.errors import GeneralFailure
 from penstock.hal import PrepareConfig
 from penstock.ir import Model
-from penstock.ir.rounding import sums_of_options
 
 LAST: Final = "tabulate"
 
@@ -99,21 +97,6 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
         made.estimate_ns * images, program.failures,
     )  # fmt: skip
     return Compiled(manifest, code, made.constants)
-
-
-def legal(model: Model, config: PrepareConfig) -> Program:
-    """The program of *model*, with the outputs that code computes: runs copy outputs that are
-    inputs. Raises `GeneralFailure` for an operation without kernels.
-    """
-    ports, outputs = ports_of(model), model.entry.outputs
-    orders = sums_of_options(config.options)
-    try:
-        program = legalise(model, {outputs[k]: s for k, s in orders.items() if k < len(outputs)})
-    except Refused as refusal:
-        raise GeneralFailure(f"the model cannot be compiled: {refusal}") from refusal
-    pairs = zip(program.results, ports.forwards, strict=True)
-    computed = tuple(tensor for tensor, source in pairs if source < 0)
-    return replace(program, outputs=(*computed, *program.flags))
 
 
 def lowered(model: Model, isa: Isa, config: PrepareConfig, last: str = LAST) -> Program:

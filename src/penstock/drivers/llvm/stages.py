@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from penstock.compiler import memory
+from penstock.compiler.entry import legal
 from penstock.compiler.outputs import with_own_outputs
 from penstock.compiler.printing import operation_names, show, show_plan
 from penstock.compiler.program import Program
 from penstock.drivers.llvm import backend
-from penstock.drivers.llvm.compiling import legal, lowered
+from penstock.drivers.llvm.compiling import lowered
 from penstock.drivers.llvm.emit.module import generate, template_of
 from penstock.drivers.llvm.isa.record import Isa
 from penstock.hal import PrepareConfig

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from penstock import knobs
+from penstock.distribution import DISTRIBUTION, WITH_SHADERS
 from penstock.ipc.host.broker import Broker, Wanted, collect_from_now_on, give, launch
 from penstock.ipc.sandbox.kernel import Measure
 
@@ -51,7 +52,8 @@ def main() -> None:
         own = os.path.basename(os.readlink("/proc/self"))
         from penstock.ipc import sandbox
 
-        policy = sandbox.host_policy()
+        own_driver = wanted.origin.startswith(f"{DISTRIBUTION}:")
+        policy = sandbox.host_policy(shaders=own_driver and wanted.name in WITH_SHADERS)
         if apart.holds:
             policy = sandbox.enter_view(policy)
         ready()

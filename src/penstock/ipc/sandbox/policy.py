@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.errors import PenstockError, Unreadable
 from penstock.knobs import absolute, cache_dir, settings_path, user_directory
-from penstock.sealed.places import make_private_directory, state_directory
+from penstock.sealed.places import make_private_directory, shader_directory, state_directory
 
 MOST_ENTRIES: Final = 20_000
 """Most files and directories that one call removes."""
@@ -301,10 +301,17 @@ def _modules(directory: str, private: list[str]) -> list[str]:
     return []
 
 
-def host_policy() -> SandboxPolicy:
-    """The policy of a host, with a new temporary directory that it may write."""
+def host_policy(*, shaders: bool = False) -> SandboxPolicy:
+    """The policy of a host, with a new temporary directory that it may write and, with *shaders*,
+    the directory of compiled shaders.
+    """
     scratch = scratch_directory()
-    return SandboxPolicy(write=() if scratch is None else (scratch,))
+    written = [] if scratch is None else [scratch]
+    if shaders:
+        with suppress(OSError, Unreadable):
+            make_private_directory(shader_directory())
+            written.append(os.path.realpath(shader_directory()))
+    return SandboxPolicy(write=tuple(written))
 
 
 def _installed() -> list[str]:

@@ -116,3 +116,16 @@ def test_a_host_starts_after_one_that_left_a_deep_tree(tmp_path: Path) -> None:
     nest(scratch, DEPTH)
     assert Path(start()).is_dir()
     assert not scratch.exists()
+
+
+def test_only_a_host_that_needs_compiled_shaders_may_write_their_directory(tmp_path: Path) -> None:
+    program = (
+        "from penstock.ipc.sandbox.policy import host_policy\n"
+        "for shaders in (False, True): print(*host_policy(shaders=shaders).write[1:])\n"
+    )
+    places = {"PENSTOCK_STATE_DIR": "state", "PENSTOCK_CACHE_DIR": "cache"}
+    env = {**os.environ, **{name: str(tmp_path / place) for name, place in places.items()}}
+    without, having = run_python("-c", program, env=env, check=True).stdout.split("\n")[:2]
+    shaders = (tmp_path / "cache" / "shaders").resolve()
+    assert (without, having) == ("", str(shaders))
+    assert shaders.stat().st_mode & 0o777 == 0o700

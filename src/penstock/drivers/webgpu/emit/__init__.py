@@ -1,0 +1,1 @@
+"""Prints kernels of the compiler in WGSL, the shading language of WebGPU."""

@@ -1,0 +1,138 @@
+"""The engine: wgpu-py, its adapters, and what shaders need of an open device.
+
+Imported when a model is prepared, not earlier: it takes half a second.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final
+
+from penstock.drivers.webgpu.installation import SOFTWARE, keep_shaders
+from penstock.errors import DeviceUnavailable, GeneralFailure, ResourceExhaustedPersistent
+
+BACKENDS: Final = ("Vulkan", "Metal", "D3D12")
+"""Interfaces of graphics systems that have compute shaders everywhere."""
+
+WANTED: Final = ("timestamp-query",)
+"""Features that are used where an adapter has them."""
+
+LIMITS: Final = (
+    "max-buffer-size", "max-storage-buffer-binding-size", "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
+)  # fmt: skip
+"""Limits that are raised to the adapter's."""
+
+MOST_PIPELINES: Final = 4096
+"""Pipelines that are kept for other models."""
+
+KINDS: Final = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2}
+"""Adapters of hardware, the fastest kind first."""
+
+
+class Gpu:
+    """An open device of wgpu. Threads share it; a child process made by `fork` may not use it."""
+
+    def __init__(self, adapter: Any) -> None:
+        features = [name for name in WANTED if name in adapter.features]
+        limits = {name: adapter.limits[name] for name in LIMITS if name in adapter.limits}
+        self.device = adapter.request_device_sync(
+            required_features=features, required_limits=limits
+        )
+        self.adapter = described(adapter)
+        self.has_timestamps = "timestamp-query" in features
+        self.limits: dict[str, int] = dict(self.device.limits)
+        self.process = os.getpid()
+        self._lock = threading.Lock()
+        self._pipelines: OrderedDict[str, Any] = OrderedDict()
+
+    def pipeline(self, text: str) -> Any:
+        """The pipeline of the shader *text*. Raises `GeneralFailure` if the engine refuses it."""
+        with self._lock:
+            if (made := self._pipelines.pop(text, None)) is None:
+                made = self._compiled(text)
+            self._pipelines[text] = made
+            while len(self._pipelines) > MOST_PIPELINES:
+                self._pipelines.popitem(last=False)
+            return made
+
+    def _compiled(self, text: str) -> Any:
+        import wgpu
+
+        try:
+            module = self.device.create_shader_module(code=text)
+            compute = {"module": module, "entry_point": "main"}
+            return self.device.create_compute_pipeline(layout="auto", compute=compute)
+        except wgpu.GPUError as error:
+            raise GeneralFailure(f"wgpu refuses a shader: {error}") from error
+
+    def buffer(self, size: int, usage: int) -> Any:
+        """A buffer of *size* bytes. Raises `ResourceExhaustedPersistent` if there is no memory."""
+        if size > self.limits["max-buffer-size"]:
+            most = self.limits["max-buffer-size"]
+            raise ResourceExhaustedPersistent(
+                f"a buffer of {size} bytes; {self.adapter} has buffers of at most {most}"
+            )
+        import wgpu
+
+        try:
+            return self.device.create_buffer(size=size, usage=usage)
+        except wgpu.GPUError as error:
+            raise ResourceExhaustedPersistent(f"a buffer of {size} bytes: {error}") from error
+
+    def unusable(self) -> str | None:
+        """Why this process cannot use the device."""
+        if os.getpid() != self.process:
+            return "the device was opened before this process was forked"
+        return None
+
+
+def described(adapter: Any) -> str:
+    """The name of an adapter: of the processor, and of the interface that it is reached by."""
+    info = adapter.info
+    return f"{info['device']} ({info['backend_type']}, {info['description']})"
+
+
+def adapters() -> tuple[Sequence[Any], Sequence[Any]]:
+    """The adapters of hardware, the fastest kind first, and those of software."""
+    with _first:
+        if not _opened:
+            keep_shaders()
+            # The library asks every interface of the system otherwise, and some print warnings.
+            from wgpu.backends.wgpu_native.extras import set_instance_extras
+
+            set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
+            _opened.append(True)
+    import wgpu
+
+    found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in BACKENDS]
+    hardware = sorted(
+        (a for a in found if a.info["adapter_type"] in KINDS),
+        key=lambda a: KINDS[a.info["adapter_type"]],
+    )
+    return hardware, [a for a in found if a.info["adapter_type"] == "CPU"]
+
+
+_first: Final = threading.Lock()
+_opened: Final[list[bool]] = []
+_open: Final[dict[tuple[int, str], Gpu]] = {}
+_opening: Final = threading.Lock()
+
+
+def opened(name: str) -> Gpu:
+    """The device for the device called *name*, opened once in a process. Raises
+    `DeviceUnavailable` if there is no such adapter.
+    """
+    key = os.getpid(), name
+    with _opening:
+        if key not in _open:
+            hardware, software = adapters()
+            found = software if name == SOFTWARE else hardware
+            if not found:
+                kind = "software" if name == SOFTWARE else "hardware"
+                raise DeviceUnavailable(f"device {name}: no adapter of {kind} was found")
+            _open[key] = Gpu(found[0])
+        return _open[key]

@@ -1,0 +1,54 @@
+"""Which operations have shaders."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock import hal
+from penstock.compiler.legalise import Builder
+from penstock.compiler.legalise.writing import write
+from penstock.compiler.program import Kernel
+from penstock.driverkit.site import Site, require
+from penstock.drivers.webgpu.emit.scalars import NO_TYPE, check
+from penstock.drivers.webgpu.emit.steps import without_f64
+from penstock.drivers.webgpu.emit.types import KNOWN
+from penstock.interrupts import polled
+
+MOST_BYTES: Final = 1 << 27
+"""The largest tensor: what every device lets a shader bind."""
+
+MOST_POINTS: Final = 1 << 31
+"""Points of a nest from which on they cannot be numbered by 32 bits."""
+
+
+def judge(site: Site) -> hal.AccuracyClass:
+    """The class of *site*; raises `Refused` if there are no shaders for it."""
+    builder = Builder(site.model, judging=True)
+    write(builder, site)
+    builder.require_types()
+    for tensor in builder.tensors:
+        size = tensor.dtype.numpy.itemsize
+        for extent in tensor.shape:
+            size *= extent
+        require(size <= MOST_BYTES, f"a tensor of {size} bytes; {MOST_BYTES} are possible")
+    for kernel in polled(builder.kernels):
+        _judge_kernel(builder, kernel)
+    return "exact"
+
+
+def _judge_kernel(builder: Builder, kernel: Kernel) -> None:
+    require(
+        kernel.routine is None,
+        f"{kernel.name} is a routine: its control flow depends on data, and one thread runs it",
+    )
+    read = (*(a.tensor for a in kernel.accesses), kernel.write.tensor)
+    for tensor in read:
+        dtype = builder.tensors[tensor].dtype
+        require(dtype in KNOWN, f"{dtype.value}: {NO_TYPE}")
+    for expression in (kernel.body, kernel.finish):
+        check(without_f64(expression, lambda _: 0))
+    require(kernel.sums in KNOWN, f"{kernel.sums.value}: {NO_TYPE}")
+    points = 1
+    for size in kernel.loops:
+        points *= size
+    require(points < MOST_POINTS, f"{points} results; {MOST_POINTS} are possible")
