@@ -284,6 +284,8 @@ def _opened_memfd(path: Path, region: Region, prefix: str) -> int:
 
 
 def _open(path: Path, flags: int, region: Region) -> int:
+    if sys.platform == "win32":
+        raise InvalidRequest(NOT_HERE)
     try:
         return os.open(path, flags | os.O_CLOEXEC)
     except OSError as error:
