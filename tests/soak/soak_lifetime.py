@@ -49,7 +49,7 @@ def main() -> int:
     after = _counts()
     print(f"{arguments.count} compiles, 4 threads, {time.monotonic() - began:.0f} s")
     print(f"descriptors {before[0]} -> {after[0]}, mappings {before[1]} -> {after[1]}, "
-          f"threads {before[2]} -> {after[2]}, resident {before[3]} -> {after[3]} KiB")  # fmt: skip
+          f"threads {before[2]} -> {after[2]}, memory {before[3]} -> {after[3]} KiB")  # fmt: skip
     for error in failures:
         print(f"failed: {error!r}")
     leaked = after[:3] != before[:3] or after[3] - before[3] > ALLOWED_GROWTH_KIB
@@ -75,15 +75,16 @@ def _counts() -> tuple[int, int, int, int]:
     gc.collect()
     directory = Path("/proc/self/fd")
     descriptors = len(list(directory.iterdir())) if directory.is_dir() else 0
-    return descriptors, live_mappings(), threading.active_count(), resident_kib()
+    return descriptors, live_mappings(), threading.active_count(), anonymous_kib()
 
 
-def resident_kib() -> int:
+def anonymous_kib() -> int:
+    """Resident memory that no file backs: the system drops and reads pages of files as it likes."""
     try:
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text("ascii").split())
     except OSError:
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 if __name__ == "__main__":

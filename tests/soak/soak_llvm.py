@@ -33,7 +33,7 @@ from penstock.errors import SealBroken
 from penstock.ir import Model, NDArray
 from tests import support_aarch64, support_guard
 from tests.conftest import CORPUS, NO_CORPUS
-from tests.soak.soak_lifetime import resident_kib
+from tests.soak.soak_lifetime import anonymous_kib
 from tests.support_engine_entry import NETWORK
 from tests.support_layers import FAMILIES, supported_layers
 from tests.support_llvm import MISSING, LlvmEntry
@@ -103,7 +103,7 @@ def _open_and_close(name: str, model: Model, given: NDArray, cache: Path, count:
                 compiled.run([given])
     after = _counts()
     print(f"{name}: {count} compiles and closes in {time.monotonic() - begun:.0f} s")
-    names = ("mappings", "descriptors", "threads", "resident KiB")
+    names = ("mappings", "descriptors", "threads", "anonymous KiB")
     rows = zip(names, before, after, strict=True)
     print(", ".join(f"{name} {was} -> {now}" for name, was, now in rows))
     return after[1:3] != before[1:3] or any(
@@ -146,7 +146,7 @@ def _counts() -> tuple[int, int, int, int]:
     own = Path("/proc/self")
     mappings = (own / "maps").read_text("utf-8").count("\n")
     descriptors = len(list((own / "fd").iterdir()))
-    return mappings, descriptors, threading.active_count(), resident_kib()
+    return mappings, descriptors, threading.active_count(), anonymous_kib()
 
 
 if __name__ == "__main__":
