@@ -90,9 +90,9 @@ def test_integers_without_a_scale_are_compared_as_they_are(judge: Judge) -> None
             [d.output(DType.BOOL)],
         )
     )
-    ours, theirs = outputs(drawn, judge)
+    # LiteRT's answer depends on what memory held.
+    ours, _ = outputs(drawn, judge)
     assert ours.tolist() == [False, True, True]
-    assert theirs.tolist() != ours.tolist()
 
 
 def test_padding_to_nothing_keeps_the_other_dimensions(judge: Judge) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ __all__ = ["only"]
 PAGES: Final = {
     str(path.relative_to(ROOT)): text
     for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/*.md")])
+    if path.relative_to(ROOT).parts[0] != "build"
     if "```python" in (text := path.read_text("utf-8"))
 }
 
@@ -44,7 +46,7 @@ ELSEWHERE: Final = {
     "docs/writing-a-driver.md": "tests/e2e/test_writing_a_driver.py runs its files and commands, "
     "too",
     "docs/tutorial.md": "tests/e2e/test_readme.py runs it, and looks into its plan and receipt",
-    "docs/ray.md": "it needs a cluster; tests/unit/fleet/test_cluster.py starts one",
+    "docs/ray.md": "tests/unit/fleet/test_cluster.py starts the cluster that it needs",
     "docs/llvm.md": "tests/unit/compiler/test_document.py runs it, and prints its stages",
 }
 """Pages that this file leaves out, with the reason."""
@@ -81,6 +83,10 @@ def quantised_file(name: str, dtype: DType) -> Callable[[], Mapping[str, Any]]:
     return given
 
 
+def serving_client() -> Mapping[str, Any]:
+    return {"client": Mock(), "size": 64}
+
+
 def onnx_file() -> Mapping[str, Any]:
     pytest.importorskip("onnx", reason="the extra onnx is not installed")
     from tests.support_onnx import helper, model_of
@@ -114,6 +120,7 @@ def a_run() -> Mapping[str, Any]:
 
 
 GIVEN: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
+    "docs/serving.md": serving_client,
     "docs/onnx.md": onnx_file,
     "docs/onnxruntime.md": quantised_file("net_int8.tflite", DType.INT8),
     "docs/openvino.md": quantised_file("net_uint8.tflite", DType.UINT8),

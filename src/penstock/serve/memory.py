@@ -52,6 +52,8 @@ class MemoryBudget:
         self._total = total
         self._changed = threading.Condition()
         self._sums = dict.fromkeys(STATES, 0)
+        self._changes = 0
+        """How often a version's memory has changed its state."""
 
     @property
     def used(self) -> int:
@@ -69,7 +71,7 @@ class MemoryBudget:
         end = time.monotonic() + ROOM_SECONDS
         while True:
             with self._changed:
-                short = self._short(nbytes)
+                short, changes = self._short(nbytes), self._changes
                 if short <= 0:
                     self._sums["loading"] += nbytes
                     return lease
@@ -78,6 +80,9 @@ class MemoryBudget:
                     continue
             if not unload():
                 with self._changed:
+                    # A model that has been loaded meanwhile may be unloaded.
+                    if self._changes != changes:
+                        continue
                     if not self._sums["leaving"] and not self._sums["loading"]:
                         raise self._refusal(nbytes)
                     self._wait(nbytes, end)
@@ -89,6 +94,7 @@ class MemoryBudget:
                 self._sums[lease.state] -= lease.nbytes
                 self._sums[state] += lease.nbytes
                 lease.state = state
+                self._changes += 1
                 self._changed.notify_all()
 
     def _short(self, nbytes: int) -> int:

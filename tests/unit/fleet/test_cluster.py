@@ -1,4 +1,6 @@
-"""A job and a deployment on a local cluster of two raylets, of which a worker and a node die."""
+"""A job and a deployment on a local cluster of two raylets, of which a worker and a node die: what
+docs/ray.md shows.
+"""
 
 from __future__ import annotations
 

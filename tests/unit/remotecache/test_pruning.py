@@ -51,7 +51,7 @@ def entries(files: Files) -> int:
     return len(files.names(roles.ENTRIES))
 
 
-def test_what_a_list_names_is_kept(fleet: Fleet, files: Files) -> None:
+def test_entries_of_the_current_list_are_kept(fleet: Fleet, files: Files) -> None:
     fleet.publish(TWO, "two", name="dev")
     age(files)
     found = pruned(fleet)

@@ -111,6 +111,21 @@ def test_requests_that_alternate_between_models_are_all_answered(tmp_path: Path)
     service.close()
 
 
+def test_model_that_ends_loading_while_none_can_be_unloaded_makes_room() -> None:
+    budget = MemoryBudget(1)
+    first = budget.lease(1, lambda: False)
+
+    def unload() -> bool:
+        if first.state == "loading":
+            first.become("held")
+            return False
+        first.become("ended")
+        return True
+
+    assert budget.lease(1, unload).state == "loading"
+    assert budget.used == 1
+
+
 def test_pinned_model_stays(tmp_path: Path) -> None:
     service = service_of(tmp_path, total=2 * ONE, pinned=("a",))
     for name in NAMES:

@@ -49,7 +49,7 @@ def wanted(model: Model) -> np.ndarray:
         return np.array(compiled.run([image(model)])[0])
 
 
-def test_there_is_a_device_of_hardware_and_one_of_software() -> None:
+def test_hardware_and_software_are_two_devices() -> None:
     hardware, other = create()
     assert (hardware.name, hardware.type) == ("webgpu", hal.DeviceType.GPU)
     assert (other.name, other.type) == ("webgpu-software", hal.DeviceType.CPU)
@@ -103,7 +103,7 @@ def test_examining_a_model_loads_no_engine() -> None:
     assert run_python("-c", code, check=True).stdout.strip() == "[]"
 
 
-def test_what_has_no_shader_is_refused_with_the_reason() -> None:
+def test_operation_without_a_shader_is_refused_with_the_reason() -> None:
     builder = ModelBuilder()
     x = builder.input(DType.INT64, (4,), "x")
     y = builder.input(DType.INT64, (4,), "y")
