@@ -13,13 +13,19 @@ from _thread import allocate_lock
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+MOST: Final = 200_000
+"""Objects that are made old between two collections of all garbage. A first compile, its imports
+included, makes some ten thousands.
+"""
+
 
 class Uncollected:
     """Pauses Python's cyclic garbage collection in its blocks, which may be nested, and in several
     threads at once.
 
     At the end of the last block, what was made in it counts as old: the next collection of young
-    objects would otherwise visit all of it.
+    objects would otherwise visit all of it. Python then no longer counts it, and would never look
+    for garbage among it; so the end of a block collects all garbage once that is `MOST` objects.
     """
 
     def __init__(self) -> None:
@@ -28,6 +34,8 @@ class Uncollected:
         self._holders = 0
         self._enabled = False
         self._frozen = False
+        self._old = 0
+        """Objects that were made old since all garbage was collected last."""
 
     def __enter__(self) -> None:
         with self._lock:
@@ -37,11 +45,15 @@ class Uncollected:
             self._holders += 1
 
     def __exit__(self, *_: object) -> None:
+        is_due = False
         with self._lock:
             self._holders = max(0, self._holders - 1)
             if not self._holders and self._enabled:
-                self._make_old()
+                is_due = self._make_old()
                 gc.enable()
+        if is_due:
+            # What it destroys may enter a block, so the lock is free.
+            gc.collect()
 
     def forget(self) -> None:
         """Ends the pause in a forked child, which lacks the threads that hold it or its lock."""
@@ -50,15 +62,25 @@ class Uncollected:
             gc.enable()
         self._holders = 0
 
-    def _make_old(self) -> None:
-        """Moves every object to the oldest generation, unless the program has frozen some itself.
+    def _make_old(self) -> bool:
+        """Moves every object to the oldest generation, unless the program has frozen some itself,
+        or a collection would find too few to begin. Returns whether all garbage is to be collected.
 
         Python counts frozen objects one by one, so a program that froze some is asked once only.
         """
+        made = gc.get_count()[0]
+        if made <= gc.get_threshold()[0]:
+            return False
         self._frozen = self._frozen or gc.get_freeze_count() > 0
-        if not self._frozen:
-            gc.freeze()
-            gc.unfreeze()
+        if self._frozen:
+            return False
+        gc.freeze()
+        gc.unfreeze()
+        self._old += made
+        is_due = self._old > MOST
+        if is_due:
+            self._old = 0
+        return is_due
 
 
 uncollected: Final = Uncollected()

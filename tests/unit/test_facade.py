@@ -14,6 +14,9 @@ from penstock.facade import Uncollected, load, uncollected
 from tests.support_forks import in_child
 from tests.support_programs import run_python
 
+ENOUGH = 2 * gc.get_threshold()[0]
+"""Objects for which a collection of young ones would begin."""
+
 PACKAGES = ("penstock.execution", "penstock.hal", "penstock.ir")
 
 
@@ -64,11 +67,43 @@ def test_a_program_that_froze_its_objects_is_asked_for_them_once(
     count = Mock(return_value=1_000_000)
     monkeypatch.setattr("gc.get_freeze_count", count)
     monkeypatch.setattr("gc.unfreeze", lambda: pytest.fail("the program's objects are unfrozen"))
-    pause = Uncollected()
+    pause, kept = Uncollected(), list[list[int]]()
     for _ in range(3):
         with pause:
-            pass
+            kept += [[] for _ in range(ENOUGH)]
     assert count.call_count == 1
+    assert gc.isenabled()
+
+
+def test_what_a_pause_made_is_old() -> None:
+    code = (
+        "import gc\nfrom penstock.facade import Uncollected\n"
+        f"with Uncollected():\n kept = [[] for _ in range({ENOUGH})]\n"
+        "print(any(old is kept[-1] for old in gc.get_objects(generation=2)))"
+    )
+    assert run_python("-c", code, check=True).stdout.strip() == "True"
+
+
+def test_garbage_of_many_pauses_is_collected() -> None:
+    """Each of them starts Python's counts anew, so no collection of its own would ever be due."""
+    code = (
+        "import gc\nfrom penstock import facade\n"
+        f"facade.MOST, pause, collected = {5 * ENOUGH}, facade.Uncollected(), []\n"
+        "gc.collect = lambda *given: collected.append(given)\n"
+        "for _ in range(6):\n"
+        f" with pause:\n  for _ in range({ENOUGH}):\n   circle = []\n   circle.append(circle)\n"
+        "print(collected)"
+    )
+    assert run_python("-c", code, check=True).stdout.strip() == "[()]"
+
+
+def test_pause_that_makes_little_leaves_the_counts_of_collections_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gc.freeze", lambda: pytest.fail("counts begin anew"))
+    gc.collect()
+    with Uncollected():
+        pass
     assert gc.isenabled()
 
 
