@@ -75,7 +75,7 @@ def test_a_program_that_froze_its_objects_is_asked_for_them_once(
     assert gc.isenabled()
 
 
-def test_what_a_pause_made_is_old() -> None:
+def test_objects_made_in_a_pause_are_old() -> None:
     code = (
         "import gc\nfrom penstock.facade import Uncollected\n"
         f"with Uncollected():\n kept = [[] for _ in range({ENOUGH})]\n"
