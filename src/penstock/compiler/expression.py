@@ -190,6 +190,16 @@ class Scope:
             values.append(self.step(Step(step.operation, moved, step.dtype, step.value)))
         return values[expression.result]
 
+    def rewritten(self, expression: Expression, number: int, values: dict[int, Value]) -> Value:
+        """Value *number* of *expression*, whose steps become steps of this one. *values* has those
+        that are known, and gets the others that are needed.
+        """
+        if number not in values:
+            step = expression.steps[number - len(expression.arguments)]
+            given = tuple(self.rewritten(expression, a, values).index for a in step.arguments)
+            values[number] = self.step(Step(step.operation, given, step.dtype, step.value))
+        return values[number]
+
     def finish(self, result: Value) -> Expression:
         """The expression that returns *result*, without steps that it does not need."""
         count, needed = len(self._arguments), {result.index}

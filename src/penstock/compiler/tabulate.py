@@ -175,15 +175,6 @@ def _evaluated(
 ) -> NDArray:
     """Step *number* for each value in *every* of *pivot*."""
     scope = Scope(expression.dtype_of(pivot))
-    count, values = len(expression.arguments), {pivot: scope.argument(0)}
-
-    def value(at: int) -> Value:
-        if at not in values:
-            step = expression.steps[at - count]
-            given = tuple(value(a).index for a in step.arguments)
-            values[at] = scope.step(Step(step.operation, given, step.dtype, step.value))
-        return values[at]
-
-    result = scope.finish(value(number))
+    result = scope.finish(scope.rewritten(expression, number, {pivot: scope.argument(0)}))
     made = evaluate(result, [every], constants.__getitem__)
     return np.ascontiguousarray(np.broadcast_to(made, every.shape))

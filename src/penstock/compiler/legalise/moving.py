@@ -58,7 +58,11 @@ def reshape(operation: Operation) -> None:
 @legal("TRANSPOSE")
 def transpose(operation: Operation) -> None:
     check_moved(operation)
-    order = order_of(operation.site)
+    permute(operation, order_of(operation.site))
+
+
+def permute(operation: Operation, order: Sequence[int]) -> None:
+    """Adds the copy whose axis i is axis order[i] of input 0."""
     source = [Position()] * len(order)
     for loop, axis in enumerate(order):
         source[axis] = along(loop)[0]

@@ -11,6 +11,7 @@ from typing import Final
 
 from penstock.compiler.expression import Value
 from penstock.compiler.legalise.builder import Operation, legal
+from penstock.compiler.legalise.comparing import COMPARISONS
 from penstock.compiler.legalise.converting import cast
 from penstock.compiler.legalise.elementwise import F32, I32, I64, MOVED, arguments, emit
 from penstock.driverkit.site import require
@@ -121,14 +122,14 @@ def require_aligned(operation: Operation, count: int) -> None:
 
 
 ORDERS: Final = {
-    "EQ": ("equal", False, False),
-    "NE": ("equal", False, True),
-    "LT": ("less", False, False),
-    "LE": ("less_equal", False, False),
-    "GT": ("less", True, False),
-    "GE": ("less_equal", True, False),
+    "EQ": COMPARISONS["EQUAL"],
+    "NE": COMPARISONS["NOT_EQUAL"],
+    "LT": COMPARISONS["LESS"],
+    "LE": COMPARISONS["LESS_EQUAL"],
+    "GT": COMPARISONS["GREATER"],
+    "GE": COMPARISONS["GREATER_EQUAL"],
 }
-"""The scalar operation, whether operands change places, whether it is negated."""
+"""What each direction is of TFLite's comparisons."""
 
 
 @legal("STABLEHLO_COMPARE")

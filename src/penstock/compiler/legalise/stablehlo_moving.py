@@ -10,7 +10,7 @@ import numpy as np
 from penstock.compiler.expression import Scope
 from penstock.compiler.legalise.builder import Operation, legal
 from penstock.compiler.legalise.elementwise import I32, MOVED
-from penstock.compiler.legalise.moving import check_moved, copy, through
+from penstock.compiler.legalise.moving import check_moved, copy, permute, through
 from penstock.compiler.legalise.shapes import write_constant
 from penstock.compiler.legalise.updating import STARTS, choose_block, replace_block
 from penstock.compiler.program import Access, Position, along
@@ -33,11 +33,7 @@ def reshape(operation: Operation) -> None:
 def transpose(operation: Operation) -> None:
     """Dimension i of the result is dimension permutation[i] of the operand."""
     check_moved(operation)
-    order = operation.site.attributes.integers("permutation")
-    source = [Position()] * len(order)
-    for loop, axis in enumerate(order):
-        source[axis] = along(loop)[0]
-    copy(operation, Access(operation.tensor(), tuple(source)))
+    permute(operation, operation.site.attributes.integers("permutation"))
 
 
 @legal("STABLEHLO_BROADCAST_IN_DIM")

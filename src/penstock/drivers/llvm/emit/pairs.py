@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.compiler.arithmetic import evaluate
-from penstock.compiler.expression import Expression, Scope, Step, Value
+from penstock.compiler.expression import Expression, Scope, Step
 from penstock.compiler.tabulate import BYTES, _leaves
 from penstock.drivers.llvm.emit.assembler import Reg
 from penstock.drivers.llvm.emit.epilogue import bounded
@@ -208,16 +208,8 @@ def _real(step: Step, given: list[float]) -> float | None:
 
 def _function(expression: Expression, number: int, x: int, y: int) -> tuple[Expression, int]:
     scope = Scope(expression.dtype_of(x), expression.dtype_of(y))
-    count, values = len(expression.arguments), {x: scope.argument(0), y: scope.argument(1)}
-
-    def value(at: int) -> Value:
-        if at not in values:
-            step = expression.steps[at - count]
-            given = tuple(value(a).index for a in step.arguments)
-            values[at] = scope.step(Step(step.operation, given, step.dtype, step.value))
-        return values[at]
-
-    result = scope.finish(value(number))
+    values = {x: scope.argument(0), y: scope.argument(1)}
+    result = scope.finish(scope.rewritten(expression, number, values))
     return result, sum(s.operation != "constant" for s in result.steps)
 
 

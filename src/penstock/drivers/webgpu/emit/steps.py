@@ -141,16 +141,7 @@ def _rises(expression: Expression, step: Step, moving: int) -> bool:
 def _levels(expression: Expression, number: int, pivot: int) -> tuple[int, NDArray]:
     """The least result, and the least pivot of each greater one."""
     scope = Scope(I32)
-    count, values = len(expression.arguments), {pivot: scope.argument(0)}
-
-    def value(at: int) -> Value:
-        if at not in values:
-            step = expression.steps[at - count]
-            given = tuple(value(a).index for a in step.arguments)
-            values[at] = scope.step(Step(step.operation, given, step.dtype, step.value))
-        return values[at]
-
-    function = scope.finish(value(number))
+    function = scope.finish(scope.rewritten(expression, number, {pivot: scope.argument(0)}))
 
     def at(numbers: NDArray) -> NDArray:
         return evaluate(function, [numbers.astype(np.int32)], _no_table).astype(np.int64)
