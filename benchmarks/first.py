@@ -29,6 +29,8 @@ LITERT: Final = "LiteRT"
 DEFAULT: Final = "compile"
 ENGINES: Final = {"llvm": "llvm", "xnnpack": "xnnpack,reference"}
 """The devices of further starts, by their names."""
+DECLARED: Final = "compile with the shapes of the file"
+"""Of a network of open batch; the other starts give the shape of their run."""
 FOREIGN: Final = f"compile with {DRIVERS} further drivers"
 LIMIT_MS: Final = 10.0
 XNNPACK_LIMIT_MS: Final = 35.0
@@ -76,7 +78,8 @@ def beside(name: str, model: str, place: Path, foreign: str, rounds: int) -> Ite
         "OMP_NUM_THREADS": "1",
     }
     cache = str(place / "cache")
-    ours = (cache, "faithful", "1", shape_of(model))
+    shape = shape_of(model)
+    ours = (cache, "faithful", "1", shape)
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), foreign])}
     starts = {
         LITERT: Start("litert_start", (model,), own),
@@ -92,6 +95,8 @@ def beside(name: str, model: str, place: Path, foreign: str, rounds: int) -> Ite
         },
         FOREIGN: Start("penstock_start", (model, "", *ours), {**own, **path}),
     }
+    if shape:
+        starts[DECLARED] = Start("penstock_start", (model, "", cache, "faithful", "1", ""), own)
     reports: dict[str, dict[str, Any]] = {}
     worked: dict[str, list[float]] = {}
     for _ in range(2):

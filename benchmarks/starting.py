@@ -106,8 +106,8 @@ def penstock_start(
     finish(
         compile_ms=compiling * 1000,
         execution_ms=(step.driver_ns or 0) / 1e6,
-        compiles=receipt.compiles,
-        devices=sorted({s.device for s in receipt.steps}),
+        compiles=receipt.compiles + outputs.receipt.compiles,
+        devices=sorted({s.device for s in outputs.receipt.steps}),
         cache=[str(s.cache) for s in receipt.steps],
         plan=str(receipt.plan),
     )

@@ -45,7 +45,7 @@ class BoundRun:
         self._closed = False
         if out is not None:
             self._targets = bind_targets(
-                out, exchange.interface, executable.base.model.outputs, self._inputs
+                out, exchange.interface, executable.form.model.outputs, self._inputs
             )
             whole = [target for target in self._targets if target is not None]
             self._whole = whole if len(whole) == len(self._targets) else None

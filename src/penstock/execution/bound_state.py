@@ -88,6 +88,6 @@ def bind_state(executable: Executable, bindings: Mapping[str, str]) -> BoundStat
             executable.feedback = feedback
             executable.is_dynamic, executable.awaited = False, None
             if executable.state is None:
-                executable.state = initial_state(executable.base.model)
+                executable.state = initial_state(executable.form.model)
             executable.take(feedback.interface)
         return BoundState(executable, feedback)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.execution.fenced import FencedRun
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
+    from penstock.execution.unprepared import Unprepared
     from penstock.hal import ExtensionAttribute, Fence, MemoryPreference
     from penstock.memory.allocation import RoleUse
     from penstock.memory.bound import Kind
@@ -44,14 +45,14 @@ class CompiledModel(Closing):
     def __init__(
         self,
         interface: Interface,
-        base: Variant,
+        form: Variant | Unprepared,
         specialize: Specialize,
         recipe: tuple[Callable[..., CompiledModel], tuple[Any, ...]],
     ) -> None:
         check_kind(
             interface, Interface, "penstock.compile makes compiled models, each of an Interface"
         )
-        self._executable, self._recipe = Executable(interface, base, specialize), recipe
+        self._executable, self._recipe = Executable(interface, form, specialize), recipe
 
     @property
     def executable(self) -> Executable:
@@ -61,7 +62,7 @@ class CompiledModel(Closing):
     @property
     def model(self) -> Model:
         """The model as planned: entry chosen, shapes inferred."""
-        return self._executable.base.model
+        return self._executable.form.model
 
     @property
     def inputs(self) -> tuple[Operand, ...]:
@@ -88,17 +89,17 @@ class CompiledModel(Closing):
     @property
     def plan(self) -> ExecutionPlan:
         """Which device runs each operation, and why other devices do not."""
-        return self._executable.base.compilation.plan
+        return self._executable.form.compilation.plan
 
     @property
     def receipt(self) -> Receipt:
         """The receipt of the compile."""
-        return self._executable.base.compilation.receipt
+        return self._executable.form.compilation.receipt
 
     @property
     def shadow(self) -> Shadow | None:
         """Shadow verification, with its `report` and `wait`; None if it is off."""
-        return self._executable.base.shadow
+        return self._executable.form.shadow
 
     def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
         """Runs once, as `run`, on positional arrays, one mapping by name, or keywords by name."""
@@ -218,7 +219,7 @@ class CompiledModel(Closing):
     def new_state(self) -> State:
         """A new State at the initial values. Empty for a model without state."""
         self._executable.gate.check()
-        return initial_state(self._executable.base.model)
+        return initial_state(self._executable.form.model)
 
     def burst(self) -> Burst:
         """A series of runs for one thread, the fastest way to run again and again.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.execution.asynchronous import RunFuture, Submitter
     from penstock.execution.feedback import Feedback
     from penstock.execution.state import State
+    from penstock.execution.unprepared import Unprepared
     from penstock.memory.allocation import RoleUse
     from penstock.memory.bound import Kind
 
@@ -124,8 +125,13 @@ class Gate:
 class Executable:
     """The compiled forms of a model: *base*, and those that *specialize* makes. Thread-safe."""
 
-    def __init__(self, interface: Interface, base: Variant, specialize: Specialize) -> None:
-        self.base = base
+    def __init__(
+        self, interface: Interface, form: Variant | Unprepared, specialize: Specialize
+    ) -> None:
+        self.form = form
+        """The form of the shapes that the compile was given."""
+        self.prepared = form if isinstance(form, Variant) else None
+        """The form if it is prepared."""
         self.feedback: Feedback | None = None
         """The values fed back from run to run on devices; None if there are none."""
         self.gate = Gate()
@@ -140,17 +146,34 @@ class Executable:
         """Prefix of the names of this model's threads."""
         self.closing = threading.Lock()
         """Held by the thread that closes the model."""
-        self.plain = ExecutionConfig(priority=base.config.priority)
+        self.preparing = threading.Lock()
+        """Held by the thread that prepares the form."""
+        self.plain = ExecutionConfig(priority=form.config.priority)
         """The configuration of a run without options."""
-        self.state = initial_state(base.model) if base.model.entry.states else None
+        self.state = initial_state(form.model) if form.model.entry.states else None
         """The default `State`; None for a model without state."""
-        self.is_dynamic = not all(is_static(o.shape) for o in base.model.inputs)
-        self.awaited = base.absence
+        self.is_dynamic = not all(is_static(o.shape) for o in form.model.inputs)
+        self.awaited = form.absence
         self.take(interface)
+
+    @property
+    def base(self) -> Variant:
+        """The form of the shapes that the compile was given, prepared.
+
+        Raises as a compile if it is prepared here and a driver fails.
+        """
+        if self.prepared is not None:
+            return self.prepared
+        with self.preparing:
+            if not isinstance(form := self.form, Variant):
+                self.gate.check()
+                self.form = self.prepared = form = form.prepare()
+                self.awaited = form.absence
+        return form
 
     def take(self, interface: Interface) -> None:
         """Makes *interface* the inputs and outputs that callers see."""
-        self.exchange = Exchange(interface, len(self.base.model.outputs))
+        self.exchange = Exchange(interface, len(self.form.model.outputs))
         self.ready = ready_inputs(interface.inputs) if self.exchange.is_in_order else None
         """The fast path for inputs; None if it does not apply."""
 
@@ -179,11 +202,13 @@ class Executable:
             if self.awaited is not None:
                 self.welcome()
             plain = plain and out is None and state is None and self.feedback is None
-            variant, entry, shapes = self.base, None, None
+            variant, entry, shapes = self.prepared, None, None
             if self.is_dynamic and (plain or not self._keeps_to_roles(arrays, out)):
                 shapes = ready.shapes if ready is not None else tuple([a.shape for a in arrays])
                 entry = self.variants.take(shapes, run)
                 variant = entry.variant
+            elif variant is None:
+                variant = self.base
             try:
                 if plain:
                     results = variant.run(run, arrays, None, self.state)
@@ -271,8 +296,8 @@ class Executable:
         """The configuration of one run, by the options of `execution_config`. Raises as it does."""
         self.gate.check()
         config = execution_config(self.plain, *options, **named)
-        if config.priority != self.plain.priority:
-            self.base.expect(config.priority)
+        if config.priority != self.plain.priority and self.prepared is not None:
+            self.prepared.expect(config.priority)
         return config
 
     def welcome(self) -> None:
@@ -287,7 +312,7 @@ class Executable:
         from penstock.execution.state import State
 
         check_kind(state, State, "state must be a State of this model")
-        if state.model.variables != self.base.model.variables:
+        if state.model.variables != self.form.model.variables:
             raise StateError("this State was made by a model with other variables")
         return state
 
@@ -352,12 +377,12 @@ def _end_bursts(executable: Executable, end: float) -> None:
 
 
 def _release(executable: Executable, end: float) -> None:
-    executable.base.compilation.stop_compiling(end)
+    executable.form.compilation.stop_compiling(end)
     executable.variants.stop_compiling(end)
     if executable.feedback is not None:
         executable.feedback.close()
     executable.variants.close()
-    executable.base.close()
+    executable.form.close()
 
 
 def countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:

@@ -320,7 +320,7 @@ def _checked(
     if after is not None and not (is_number(after) and after > 0):
         text = f"timeout_after_fence must be a number of seconds above 0, not {after!r}"
         raise errors.InputError(text)
-    for position, operand in enumerate(executable.base.model.outputs):
+    for position, operand in enumerate(executable.form.model.outputs):
         if not is_sized(operand):
             text = f"output {position} ({operand.name}) has an unknown shape"
             raise errors.InputError(f"{text}; a fenced run needs it known")
@@ -357,7 +357,7 @@ def _run_behind(start: Start, token: BeginToken, began: int) -> Outputs:
         if out is not None:
             from penstock.execution.targets import bind_targets
 
-            outputs = executable.base.model.outputs
+            outputs = executable.form.model.outputs
             targets = bind_targets(out, exchange.interface, outputs, arrays)
         chain = Chain(executable.base, run, None if after is None else int(after * 1e9))
         # A run that may be abandoned must not write to the caller's arrays.
@@ -383,6 +383,8 @@ def _may_chain(start: Start) -> bool:
     drivers must measure times, if the run is compared by shadow verification, or if an argument is
     memory that is no array.
     """
+    if start.executable.is_dynamic:
+        return False
     base = start.executable.base
     given: list[Any] = []
     for part in (start.inputs, start.out):
@@ -392,7 +394,6 @@ def _may_chain(start: Start) -> bool:
             given += part
     return not (
         start.state is not None
-        or start.executable.is_dynamic
         or start.executable.feedback is not None
         or start.config.measure
         or base.shadow is not None

@@ -16,7 +16,7 @@ from penstock.compilation.compilation import compile_plan
 from penstock.compilation.prepared import CompileOptions
 from penstock.compilation.step_receipt import CacheOutcome, Recorder
 from penstock.distribution import FALLBACK_DEVICE
-from penstock.errors import PlacementError, RefusalCode, counted
+from penstock.errors import PlacementError, counted
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import interface_of
 from penstock.execution.variant import Variant
@@ -25,16 +25,19 @@ from penstock.hal.config import ProgressCallback
 from penstock.hal.device import is_isolated, is_placeholder
 from penstock.interrupts import interruptible, punctual
 from penstock.ir import ConstantPool, Model
+from penstock.ir.types import is_static
 from penstock.logs import Log
 from penstock.partitioning.plan import SHIPPED_COSTS, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime import compile_arguments, planning
 from penstock.runtime.discovery import AnyDevice, manager
+from penstock.runtime.notes import notes_on_devices, notes_on_moved
 from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
     from penstock.cache.verdicts import Verdict
     from penstock.compilation.entry import Caching
+    from penstock.execution.unprepared import Unprepared
     from penstock.runtime.isolation import IsolatedCompile
     from penstock.runtime.keeping import PlanCase, RestoredPlan
 
@@ -131,7 +134,7 @@ class Session:
     def compile(self, recorder: Recorder) -> CompiledModel:
         shapes = compile_arguments.shapes_by_position(self.interface, self.arguments.shapes)
         with punctual(planning.operations_of(self.model)):
-            base = self._reported(shapes, recorder)
+            form = self._reported(shapes, recorder)
         self.files_lent = False
         # Compiles for later shapes happen inside runs, under the run's deadline and cancel token.
         later = _for_later(self.config)
@@ -142,8 +145,8 @@ class Session:
             with limits, punctual(planning.operations_of(self.model)):
                 return self._later_variant({**shapes, **full}, config)
 
-        interface = interface_of(base.model, self.arguments.signature)
-        return CompiledModel(interface, base, specialize, (recompile, (self.model, self.arguments)))
+        interface = interface_of(form.model, self.arguments.signature)
+        return CompiledModel(interface, form, specialize, (recompile, (self.model, self.arguments)))
 
     def _later_variant(
         self, shapes: Mapping[int, Sequence[int]], config: hal.PrepareConfig
@@ -158,19 +161,45 @@ class Session:
             return self._variant(shapes, config, Recorder(), kept)
         return self._variant(shapes, config, Recorder())
 
-    def _reported(self, shapes: Mapping[int, Sequence[int]], recorder: Recorder) -> Variant:
-        """The variant for *shapes*. An error of the progress callback propagates."""
+    def _reported(
+        self, shapes: Mapping[int, Sequence[int]], recorder: Recorder
+    ) -> Variant | Unprepared:
+        """The form for *shapes*. An error of the progress callback propagates."""
         try:
             kept, self.kept = self.kept, NOTHING_KEPT
-            base = self._variant(shapes, self.config, recorder, kept)
+            restored = kept.restored
+            form: Variant | Unprepared
+            if restored is None or all(is_static(o.shape) for o in restored.plan.model.inputs):
+                form = self._variant(shapes, self.config, recorder, kept)
+            else:
+                form = self._unprepared(shapes, kept, restored, recorder)
         except Exception:
             if self.reporter is not None and self.reporter.error is not None:
                 raise self.reporter.error from None
             raise
         if self.reporter is not None and self.reporter.error is not None:
-            base.close()
+            form.close()
             raise self.reporter.error
-        return base
+        return form
+
+    def _unprepared(
+        self,
+        shapes: Mapping[int, Sequence[int]],
+        kept: Kept,
+        restored: RestoredPlan,
+        recorder: Recorder,
+    ) -> Unprepared:
+        from penstock.execution.unprepared import Unprepared
+        from penstock.runtime.planned_only import planned_only
+
+        later = _for_later(self.config)
+
+        def prepare() -> Variant:
+            with punctual(planning.operations_of(self.model)):
+                return self._variant(shapes, later, Recorder(), kept)
+
+        given = self.config, self.arguments, manager, recorder
+        return Unprepared(planned_only(restored, kept.outcome, *given), later, prepare)
 
     def _variant(
         self,
@@ -234,8 +263,11 @@ class Session:
         slow = () if compilation.plan.slow is None else (str(compilation.plan.slow),)
         for note in slow:
             log.warning("%s", note)
-        notes = (*slow, *tuning, *self._notes(plan), *left, *self._not_named(plan))
-        receipt = replace(compilation.receipt, notes=notes, plan=outcome)
+        notes = [*slow, *tuning, *notes_on_devices(plan, arguments, manager), *left]
+        # A restored plan rests on no verdict, so nothing in it moved.
+        if self._chosen is not None and not self._names_fallback:
+            notes += notes_on_moved(plan)
+        receipt = replace(compilation.receipt, notes=tuple(notes), plan=outcome)
         compilation = replace(compilation, receipt=receipt)
         absence = None
         if isolated:
@@ -392,43 +424,6 @@ class Session:
 
         last = manager.by_name(FALLBACK_DEVICE)
         return substitute_for(last, self.chosen, self.policy.accuracy)
-
-    def _not_named(self, plan: ExecutionPlan) -> list[str]:
-        """A note on steps on a device that the caller did not name, with the first reason."""
-        # A restored plan rests on no verdict, so nothing in it moved.
-        moved = [p for p in plan.operations if p.device == FALLBACK_DEVICE]
-        if not moved or self._chosen is None or self._names_fallback:
-            return []
-        for refusal in moved[0].refusals.values():
-            if refusal.code is RefusalCode.WRONG_RESULTS:
-                amount = counted(len(moved), "operation")
-                note = f"{amount} on {FALLBACK_DEVICE}, which was not named: {refusal}"
-                log.warning("%s", note)
-                return [note]
-        return []
-
-    def _notes(self, plan: ExecutionPlan) -> list[str]:
-        """Notes on unavailable drivers, and on devices."""
-        arguments = self.arguments
-        absent = {} if arguments.devices is not None else manager.absent(arguments.isolate)
-        notes = [f"driver {name} is unavailable: {reason}" for name, reason in absent.items()]
-        refusals = (r for p in plan.operations[:1] for r in p.refusals.values())
-        if any(r.code is RefusalCode.NO_ANSWER for r in refusals):
-            from penstock.execution.availability import unanswered
-
-            for name, reason in unanswered(plan).items():
-                notes.append(f"device {name} runs nothing: {reason}")
-                log.warning("%s", notes[-1])
-        is_named = arguments.devices is not None or knobs.devices()
-        if is_named and any(why.admits for p in plan.operations for why in p.refusals.values()):
-            from penstock.partitioning.remedies import refused_for_accuracy
-
-            told = () if plan.slow is None else plan.slow.remedies
-            known = {name for r in told if r.kind == "accuracy" for name in r.devices}
-            notes += refused_for_accuracy(plan, [d for d in plan.devices if d not in known])
-        notes += [f"{device}: {doubt}" for device, doubt in plan.doubts]
-        notes += [f"device {d} runs in a process of its own: {why}" for d, why in plan.apart]
-        return notes
 
     def _notes_on_tuning(
         self, plan: ExecutionPlan, config: hal.PrepareConfig, *, is_measured: bool
