@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.ir import DType, Operation, Subgraph
 from penstock.ir.types import static_shape
@@ -20,6 +21,8 @@ Features: TypeAlias = "tuple[float, float, float, float]"
 """1, multiply-accumulates or elements, bytes of values, bytes of constants."""
 
 NOTHING: Final[Features] = (0.0, 0.0, 0.0, 0.0)
+TYPICAL: Final[Features] = (1.0, 200_000.0, 20_000.0, 2_000.0)
+"""An operation of middle size, by which machines are compared."""
 LOOP: Final = "WHILE other"
 """The cell of a loop without what it enters; its second feature is the rounds."""
 
@@ -73,6 +76,27 @@ class EngineCosts(Struct, frozen=True):
             if name in self.overhead:
                 return self.overhead[name]
         return 0.0
+
+    def at_pace(self, pace: float) -> EngineCosts:
+        """These costs on a machine that takes *pace* times as long for everything."""
+        cells: dict[str, Features] = {
+            cell: (a * pace, b * pace, c * pace, d * pace)
+            for cell, (a, b, c, d) in self.cells.items()
+        }
+        overhead = {dtype: ns * pace for dtype, ns in self.overhead.items()}
+        step_ns, edge_ns = self.step_ns * pace, self.edge_ns * pace
+        return replace(self, cells=cells, overhead=overhead, step_ns=step_ns, edge_ns=edge_ns)
+
+    def pace_over(self, other: EngineCosts) -> float | None:
+        """How many times as long as by *other* a typical operation takes: the median over the cells
+        of both. None without one.
+        """
+        ratios = sorted(
+            own / before
+            for cell in self.cells.keys() & other.cells.keys()
+            if (own := self.of(cell, TYPICAL)) and (before := other.of(cell, TYPICAL))
+        )
+        return ratios[len(ratios) // 2] if ratios else None
 
 
 Costs: TypeAlias = Mapping[str, EngineCosts]

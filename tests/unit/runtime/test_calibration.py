@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 import penstock
@@ -16,7 +17,7 @@ from penstock.cache.naming import CALIBRATIONS
 from penstock.cli.application import app
 from penstock.export import tflite
 from penstock.ir import DType, Model, ModelBuilder
-from penstock.partitioning.costs import LOOP, EngineCosts, Features, cell_of
+from penstock.partitioning.costs import LOOP, TYPICAL, EngineCosts, Features, cell_of
 from penstock.runtime.calibration import calibrating, fitting, samples, tables, timing
 from penstock.runtime.calibration.fitting import Timing, fit
 from penstock.runtime.calibration.samples import EDGE, NETWORK, STEP, TINY, Sample
@@ -250,6 +251,34 @@ def test_shipped_costs_are_only_for_the_devices_of_penstock() -> None:
     assert tables.shipped_costs(NumpyDevice("reference"), "stepwise", 1) is None
     nearest = tables.shipped_costs(own, "stepwise", 64)
     assert nearest == tables.shipped_costs(own, "stepwise", 2)
+
+
+def test_shipped_costs_follow_the_pace_of_the_devices_measured_here(tmp_path: Path) -> None:
+    slow, other = manager.choose(["xnnpack", "reference"])
+    shipped = {d.name: tables.shipped_costs(d, "stepwise", 1) for d in (slow, other)}
+    before, unknown = shipped["xnnpack"], shipped["reference"]
+    assert before is not None
+    assert unknown is not None
+    four_times = replace(before.at_pace(4.0), source=tables.MEASURED_SOURCE)
+    assert tables.keep(str(tmp_path), slow, "stepwise", 1, 9, four_times) == ""
+    known = tables.costs_for([slow, other], "faithful", 1, str(tmp_path))
+    assert known["xnnpack"] == four_times
+    for cell in unknown.cells:
+        assert known["reference"].of(cell, TYPICAL) == pytest.approx(
+            4 * (unknown.of(cell, TYPICAL) or 0)
+        )
+    assert known["reference"].step_ns == pytest.approx(4 * unknown.step_ns)
+    assert known["reference"].source == unknown.source
+    alone = tables.costs_for([other], "faithful", 1, str(tmp_path))
+    assert alone["reference"] == unknown
+
+
+def test_pace_is_that_of_the_middle_cell() -> None:
+    cells: dict[str, Features] = {f"{k} float32": (1.0, 0.0, 0.0, 0.0) for k in ("A", "B", "C")}
+    one = EngineCosts(cells, {}, {}, 0.0, 0.0, 1.5, "shipped")
+    other = replace(one, cells={**one.at_pace(3.0).cells, "A float32": (90.0, 0.0, 0.0, 0.0)})
+    assert other.pace_over(one) == 3.0
+    assert one.pace_over(replace(one, cells={})) is None
 
 
 def test_wanted_cells_are_measured_first_and_networks_last() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -62,17 +63,25 @@ def costs_for(
 
     Those measured on this machine with *num_threads* and kept below *directory*, a cache directory
     or None; otherwise shipped ones, for Penstock's own devices and the nearest number of threads.
-    What cannot be read counts as unknown.
+    These are of another machine: they are multiplied by what the measured devices take here,
+    compared with their shipped costs. What cannot be read counts as unknown.
     """
     found: dict[str, EngineCosts] = {}
+    shipped: dict[str, EngineCosts] = {}
+    paces: list[float] = []
     for device in devices:
-        costs = None
+        measured = None
         if directory is not None:
-            costs = kept_costs(directory, device, accuracy, num_threads)
-        if costs is None:
-            costs = shipped_costs(device, MODES[accuracy], num_threads)
-        if costs is not None:
-            found[device.name] = costs
+            measured = kept_costs(directory, device, accuracy, num_threads)
+        if (before := shipped_costs(device, MODES[accuracy], num_threads)) is not None:
+            shipped[device.name] = before
+        if measured is not None:
+            found[device.name] = measured
+            if before is not None and (pace := measured.pace_over(before)) is not None:
+                paces.append(pace)
+    pace = math.prod(paces) ** (1 / len(paces)) if paces else 1.0
+    left = [device.name for device in devices if device.name not in found]
+    found |= {name: shipped[name].at_pace(pace) for name in left if name in shipped}
     return found
 
 
