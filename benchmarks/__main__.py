@@ -31,6 +31,7 @@ MODULES = {
     "threads": "threads",
     "placement": "placement",
     "coverage": "coverage",
+    "gpu": "gpu",
     "isolation": "isolation",
 }
 """The module of each benchmark, by the benchmark's name."""

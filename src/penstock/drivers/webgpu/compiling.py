@@ -17,6 +17,7 @@ from penstock.driverkit.site import Refused
 from penstock.drivers.webgpu import artefact, installation
 from penstock.drivers.webgpu.artefact import Manifest
 from penstock.drivers.webgpu.emit.module import generate
+from penstock.drivers.webgpu.emit.parts import in_parts
 from penstock.drivers.webgpu.emit.steps import with_steps
 from penstock.errors import GeneralFailure
 from penstock.hal import PrepareConfig
@@ -53,4 +54,4 @@ def lowered(model: Model, config: PrepareConfig, last: str = STAGES[-1]) -> Prog
                 break
     except Refused as refusal:
         raise GeneralFailure(f"the model cannot be compiled: {refusal}") from refusal
-    return with_steps(program)
+    return in_parts(with_steps(program))

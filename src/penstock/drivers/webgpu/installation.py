@@ -23,7 +23,7 @@ INSTALL: Final = install_command("gpu")
 HARDWARE: Final = "webgpu"
 SOFTWARE: Final = "webgpu-software"
 
-ADAPTER_VERSION: Final = 1
+ADAPTER_VERSION: Final = 2
 """Increased when this driver prints other shaders of the same models, or writes other files."""
 
 MANIFESTS: Final = (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from penstock import hal
 from penstock.compiler.legalise import Builder
 from penstock.compiler.legalise.writing import write
 from penstock.compiler.program import Kernel
+from penstock.compiler.routine import Assign, statements
 from penstock.driverkit.site import Site, require
+from penstock.drivers.webgpu.emit.parts import MOST_ITERATIONS
 from penstock.drivers.webgpu.emit.scalars import NO_TYPE, check
-from penstock.drivers.webgpu.emit.steps import without_f64
+from penstock.drivers.webgpu.emit.steps import narrowed_routine, without_f64
 from penstock.drivers.webgpu.emit.types import KNOWN
 from penstock.interrupts import polled
 
@@ -37,18 +40,30 @@ def judge(site: Site) -> hal.AccuracyClass:
 
 
 def _judge_kernel(builder: Builder, kernel: Kernel) -> None:
-    require(
-        kernel.routine is None,
-        f"{kernel.name} is a routine: its control flow depends on data, and one thread runs it",
-    )
     read = (*(a.tensor for a in kernel.accesses), kernel.write.tensor)
+    if kernel.routine is not None:
+        read = (*read, *kernel.routine.reads)
     for tensor in read:
         dtype = builder.tensors[tensor].dtype
         require(dtype in KNOWN, f"{dtype.value}: {NO_TYPE}")
     for expression in (kernel.body, kernel.finish):
         check(without_f64(expression, lambda _: 0))
+    if kernel.routine is not None:
+        turns = kernel.routine.turns
+        require(
+            turns <= MOST_ITERATIONS,
+            f"{kernel.name} has loops of {turns} turns in one thread; {MOST_ITERATIONS} are sure",
+        )
+        for dtype in kernel.routine.variables:
+            require(dtype in KNOWN, f"{dtype.value}: {NO_TYPE}")
+        for statement in statements(narrowed_routine(kernel.routine).body):
+            if isinstance(statement, Assign):
+                check(statement.value)
     require(kernel.sums in KNOWN, f"{kernel.sums.value}: {NO_TYPE}")
-    points = 1
-    for size in kernel.loops:
-        points *= size
+    reduced = math.prod(kernel.reduced)
+    require(
+        not kernel.ordered or reduced <= MOST_ITERATIONS,
+        f"{reduced} products in order; {MOST_ITERATIONS} are possible",
+    )
+    points = math.prod(kernel.loops)
     require(points < MOST_POINTS, f"{points} results; {MOST_POINTS} are possible")

@@ -11,8 +11,8 @@ from penstock.compiler.entry import legal
 from penstock.compiler.outputs import with_own_outputs
 from penstock.compiler.printing import operation_names, show, show_plan
 from penstock.drivers.webgpu.compiling import lowered
+from penstock.drivers.webgpu.emit.form import form_of
 from penstock.drivers.webgpu.emit.module import ALIGNMENT, generate, template_of
-from penstock.drivers.webgpu.emit.tile import form_of
 from penstock.hal import PrepareConfig
 from penstock.ir import Model
 
@@ -28,7 +28,7 @@ def dump(model: Model, stage: str, config: PrepareConfig) -> str:
         return show(lowered(model, config, stage), names)
     program = with_own_outputs(lowered(model, config))
     if stage == "memory":
-        templates = [template_of(form_of(program, k)) for k in program.kernels]
+        templates = [template_of(k, form_of(program, k)) for k in program.kernels]
         planned = memory.plan(program, ALIGNMENT)
         return f"{show(program, names, templates)}\n{show_plan(planned)}"
     made = generate(program)
@@ -47,7 +47,7 @@ def explain(model: Model, config: PrepareConfig) -> list[str]:
     templates: list[dict[str, None]] = [{} for _ in model.operations]
     others: list[set[int]] = [set() for _ in model.operations]
     for kernel in program.kernels:
-        template = template_of(form_of(program, kernel))
+        template = template_of(kernel, form_of(program, kernel))
         for operation in kernel.origin:
             templates[operation][template] = None
             others[operation] |= {*kernel.origin} - {operation}

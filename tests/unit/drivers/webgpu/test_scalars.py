@@ -221,5 +221,56 @@ def test_integers_of_64_bits_become_floats_rounded_once() -> None:
 def test_an_operation_without_a_shader_is_refused_by_name() -> None:
     with pytest.raises(Refused, match="no shader for div of int64"):
         scalars.check(of("div", DType.INT64, DType.INT64))
-    with pytest.raises(Refused, match="float64"):
-        scalars.check(of("add", DType.FLOAT64, DType.FLOAT64))
+    with pytest.raises(Refused, match="no shader for tanh of float64"):
+        scalars.check(of("tanh", DType.FLOAT64))
+
+
+DOUBLES = ("add", "sub", "mul", "div", "minimum", "maximum", "less", "less_equal", "equal")
+OF_ONE = ("sqrt", "neg", "abs", "sign", "trunc", "floor", "ceil", "round_away", "round_even")
+
+
+def doubles(seed: int) -> NDArray:
+    """Numbers of every size and of nearly the same, halves, and the extreme ones."""
+    draw = np.random.default_rng(seed)
+    bits = draw.integers(0, 2**63, SIZE, np.uint64) | (draw.integers(0, 2, SIZE, np.uint64) << 63)
+    values = np.where(np.arange(SIZE) % 3 == 0, bits.view(np.float64), draw.normal(0, 3, SIZE))
+    third = np.arange(SIZE) % 3 == 2
+    values[third] = draw.integers(-9, 9, int(third.sum())) / 2
+    tiny = np.nextafter(0.0, 1.0)
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, tiny, -tiny, 2.3e-308, 1.7e308, 2.0**52]
+    special += [0.49999999999999994, 1.5, 2.5, 2.0**53 - 1, -(2.0**31), 2.0**31 - 0.5]
+    pairs = list(itertools.product(special, repeat=2))
+    values[: len(pairs)] = [pair[seed % 2] for pair in pairs]
+    return values
+
+
+@needs_webgpu
+def test_float64_is_that_of_numpy() -> None:
+    names = [*DOUBLES, *OF_ONE]
+
+    def made(scope: Scope, number: int) -> Value:
+        name, a = names[number], scope.argument(0)
+        if name in {"less", "less_equal", "equal"}:
+            return scope.compare(name, a, scope.argument(1)).cast(DType.FLOAT64)
+        return scope.add(name, a, *[scope.argument(1)] * (name in DOUBLES))
+
+    got, want = both(all_of(DType.FLOAT64, len(names), 2, made), [doubles(0), doubles(1)])
+    for name, one, other in zip(names, got, want, strict=True):
+        same = (one == other) & (np.signbit(one) == np.signbit(other))
+        wrong = np.flatnonzero(~same & ~(np.isnan(one) & np.isnan(other)))
+        first = wrong[:3]
+        assert wrong.size == 0, (name, doubles(0)[first], doubles(1)[first], one[first])
+
+
+@needs_webgpu
+def test_float64_becomes_other_types_as_numpy_makes_them() -> None:
+    targets = [DType.FLOAT32, DType.INT8, DType.INT32, DType.UINT32, DType.INT64, DType.BOOL]
+    expressions = [of("cast", DType.FLOAT64, to=target) for target in targets]
+    others = [DType.FLOAT32, DType.INT8, DType.INT32, DType.UINT32, DType.INT64]
+    given = [doubles(0)] * len(targets)
+    with np.errstate(all="ignore"):
+        given.append(doubles(0).astype(np.float32))
+    given += [drawn(dtype, 0) for dtype in others[1:]]
+    expressions += [of("cast", dtype, to=DType.FLOAT64) for dtype in others]
+    for expression, (got, want) in zip(expressions, results(expressions, given), strict=True):
+        assert np.array_equal(got, want, equal_nan=want.dtype.kind == "f"), expression

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from penstock.compiler import interpreter
+from penstock.compiler.expression import Scope
 from penstock.compiler.outputs import with_own_outputs
-from penstock.compiler.program import Program
+from penstock.compiler.program import Access, Program, Tensor, along
 from penstock.drivers.webgpu.compiling import lowered
+from penstock.drivers.webgpu.emit.form import form_of
 from penstock.drivers.webgpu.emit.module import template_of
-from penstock.drivers.webgpu.emit.tile import form_of
 from penstock.hal import PrepareConfig
 from penstock.ir import DType, ModelBuilder, Quantization
 from tests.support_webgpu import needs_webgpu, run_program
@@ -85,7 +87,13 @@ LAYERS: dict[str, tuple[str, DType, tuple[int, ...], tuple[int, ...], dict[str, 
     "conv unpadded": (CONV, U8, (1, 7, 7, 4), (4, 3, 3, 4), {"padding": "VALID"}, "tile of words"),
     "conv dilated": (CONV, I8, (1, 9, 9, 4), (4, 3, 3, 4), {"dilation": 2}, "tile of words"),
     "conv of three channels": (CONV, I8, (1, 6, 6, 3), (8, 3, 3, 3), {}, "tile"),
-    "conv to five channels": (CONV, I8, (1, 4, 4, 4), (5, 3, 3, 4), {}, "nest"),
+    "conv to three channels": (CONV, I8, (1, 4, 4, 4), (3, 3, 3, 4), {}, "nest"),
+    "conv to five channels": (CONV, I8, (1, 4, 4, 4), (5, 3, 3, 4), {}, "tile of words"),
+    "conv to channels of a part": (CONV, F32, (1, 5, 5, 4), (14, 3, 3, 4), {}, "tile"),
+    "conv in rows": (CONV, I8, (2, 11, 13, 4), (20, 3, 3, 4), {}, "tile of words"),
+    "conv in rows, of floats": (CONV, F32, (1, 13, 13, 8), (12, 3, 3, 8), {"stride": 2}, "tile"),
+    "depthwise in rows": (DEPTHWISE, I8, (1, 15, 14, 8), (1, 3, 3, 8), {}, "tile of words"),
+    "depthwise of six": (DEPTHWISE, U8, (1, 7, 6, 6), (1, 3, 3, 6), {}, "tile"),
     "conv of floats": (CONV, F32, (1, 7, 6, 3), (8, 3, 3, 3), {}, "tile"),
     "conv of halves": (CONV, F16, (1, 5, 5, 3), (4, 3, 3, 3), {}, "tile"),
     "depthwise": (DEPTHWISE, I8, (1, 6, 6, 8), (1, 3, 3, 8), {}, "tile of words"),
@@ -101,7 +109,7 @@ LAYERS: dict[str, tuple[str, DType, tuple[int, ...], tuple[int, ...], dict[str, 
 def test_a_layer_is_that_of_the_interpreter(name: str) -> None:
     operation, dtype, shape, filters, options, template = LAYERS[name]
     program = layer(operation, dtype, shape, filters, **options)
-    assert template in {template_of(form_of(program, k)) for k in program.kernels}
+    assert template in {template_of(k, form_of(program, k)) for k in program.kernels}
     rng = np.random.default_rng(3)
     if dtype.is_float:
         image = rng.normal(0, 1, shape).astype(dtype.numpy)
@@ -115,3 +123,23 @@ def test_a_layer_is_that_of_the_interpreter(name: str) -> None:
     else:
         assert np.unique(want).size > min(20, want.size // 2)
         assert np.array_equal(got, want)
+
+
+@needs_webgpu
+def test_what_is_added_to_a_sum_may_lie_outside_for_some_channels() -> None:
+    """As in networks that add an image of fewer channels, padded."""
+    program = layer(CONV, F32, (1, 6, 6, 4), (8, 1, 1, 4))
+    (kernel,) = program.kernels
+    tensors = (*program.tensors, Tensor(F32, (1, 6, 6, 6)))
+    read = Access(len(tensors) - 1, along(0, 1, 2, 3), 0.0)
+    scope = Scope(*kernel.finish.arguments, F32)
+    given = [scope.argument(k) for k in range(len(kernel.finish.arguments))]
+    finish = scope.finish(scope.inline(kernel.finish, *given) + scope.argument(len(given)))
+    kernel = replace(kernel, extras=(*kernel.extras, read), finish=finish)
+    inputs = (*program.inputs, read.tensor)
+    program = replace(program, tensors=tensors, kernels=(kernel,), inputs=inputs)
+    assert form_of(program, kernel) is not None
+    rng = np.random.default_rng(4)
+    images = [rng.normal(0, 1, tensors[t].shape).astype(np.float32) for t in inputs]
+    (got,), (want,) = run_program(program, images), interpreter.run(program, images)
+    assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max()

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from penstock.drivers.webgpu.emit.doubles import SOURCE as DOUBLES
+
 _SOURCE: Final = r"""
 fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 
@@ -48,12 +50,10 @@ fn high_product(a: i32, b: i32) -> i32 {
 }
 
 fn divide_by_power(x: i32, exponent: i32) -> i32 {
-    if (exponent <= 0) { return x; }
-    if (exponent > 31) { return 0; }
-    let e = u32(exponent);
+    let e = u32(clamp(exponent, 0, 31));
     let mask = bitcast<i32>((1u << e) - 1u);
     let half = (mask >> 1u) + select(0, 1, x < 0);
-    return (x >> e) + select(0, 1, (x & mask) > half);
+    return select((x >> e) + select(0, 1, (x & mask) > half), 0, exponent > 31);
 }
 
 fn rescale(x: i32, mantissa: i32, shift: i32) -> i32 {
@@ -244,6 +244,20 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     let part = opaque(s - p);
     let of_sum = (p - opaque(s - part)) + (c - part);
     return s + (of_sum + of_product);
+}
+
+fn quotient(a: f32, b: f32) -> f32 {
+    // `/` may be a product with an inverse. What it leaves of `a` is exact.
+    let q = a / b;
+    let of_size = abs(q) > 1.0e-30 && abs(q) < 1.0e30 && abs(b) > 1.0e-30 && abs(b) < 1.0e30;
+    if (!of_size || abs(a) < 1.0e-25) { return q; }
+    let p = opaque(q * b);
+    let qh = upper_half(q);
+    let ql = q - qh;
+    let bh = upper_half(b);
+    let bl = b - bh;
+    let of_product = ql * bl - (((p - qh * bh) - ql * bh) - qh * bl);
+    return q + (opaque(a - p) - of_product) / b;
 }
 
 fn rest_of(a: f32, b: f32) -> f32 {
@@ -444,7 +458,7 @@ fn leading_zeros(x: i32) -> i32 { return i32(countLeadingZeros(bitcast<u32>(x)))
 
 FUNCTIONS: Final[dict[str, str]] = {
     re.match(r"fn (\w+)", text)[1]: text  # type: ignore[index]  # each begins so
-    for text in _SOURCE.strip().split("\n\n")
+    for text in (_SOURCE.strip() + "\n\n" + DOUBLES.strip()).split("\n\n")
 }
 """The functions by name, in an order in which each comes after those that it calls."""
 

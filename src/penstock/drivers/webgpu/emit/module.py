@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -12,8 +12,11 @@ import numpy as np
 from penstock.compiler import memory
 from penstock.compiler.memory import nbytes
 from penstock.compiler.program import Kernel, Program
-from penstock.drivers.webgpu.emit.nest import Printed, Slot, nest
-from penstock.drivers.webgpu.emit.tile import Form, form_of, tile
+from penstock.drivers.webgpu.emit.form import Form, form_of, packed
+from penstock.drivers.webgpu.emit.nest import nest
+from penstock.drivers.webgpu.emit.routine import NS_A_TURN, routine
+from penstock.drivers.webgpu.emit.shader import Printed, Slot
+from penstock.drivers.webgpu.emit.tile import tile
 from penstock.interrupts import polled
 
 ALIGNMENT: Final = 256
@@ -83,27 +86,32 @@ def generate(program: Program) -> Module:
         end += _aligned(nbytes(program, root))
     first = places[program.root(program.outputs[0])][1] if program.outputs else end
     constants = _Constants(program)
-    for kernel in program.kernels:
-        for tensor in kernel.tensors_read:
-            root = program.root(tensor)
-            if root in program.constants:
-                places[root] = "constants", constants.place(root)
+    kernels = [k for k in polled(program.kernels) if 0 not in k.loops]
+    chosen = [_chosen(program, kernel, constants) for kernel in kernels]
+    for kernel, (_, _, read) in zip(kernels, chosen, strict=True):
+        for root in {kernel.write.tensor, *read} & set(program.constants):
+            places[root] = "constants", constants.place(root)
     whole = max(end, 4), max(constants.size, 4)
     shaders: dict[str, int] = {}
     calls = []
-    for kernel in polled(program.kernels):
-        if 0 in kernel.loops:
-            continue
-        bindings, slots = _bound(program, kernel, places, whole)
-        form = form_of(program, kernel)
-        template = template_of(form)
-        printed = tile(program, kernel, slots, form) if form else nest(program, kernel, slots)
-        text = _declared(bindings, printed) + printed.text
+    for kernel, (form, more, read) in polled(zip(kernels, chosen, strict=True)):
+        bindings, slots = _bound(program, (kernel.write.tensor, *read), places, whole)
+        bindings = (*bindings, *more)
+        if kernel.routine is not None:
+            printed = routine(program, kernel, slots)
+        elif form is not None:
+            printed = tile(program, kernel, slots, form, len(more))
+        else:
+            printed = nest(program, kernel, slots)
+        text = _declared(bindings, printed, len(more)) + printed.text
         number = shaders.setdefault(text, len(shaders))
-        estimate = round(math.prod(kernel.sizes) / POINTS_A_NS[template])
+        template = template_of(kernel, form)
         calls.append(
-            Call(number, bindings, printed.groups, template, kernel.name, kernel.origin, estimate)
-        )
+            Call(
+                number, bindings, printed.groups, template, kernel.name, kernel.origin,
+                _estimate(kernel, template),
+            )
+        )  # fmt: skip
     layout = Layout(
         end,
         tuple(places[program.root(t)][1] for t in program.inputs),
@@ -113,11 +121,42 @@ def generate(program: Program) -> Module:
     return Module(tuple(shaders), tuple(calls), layout, constants.packed())
 
 
-def template_of(form: Form | None) -> str:
-    """The name of the template of a kernel of that form."""
+def template_of(kernel: Kernel, form: Form | None) -> str:
+    """The name of the template of *kernel*, of that form."""
+    if kernel.routine is not None:
+        return "routine"
     if form is None:
         return "nest"
-    return "tile of words" if form.words else "tile"
+    return "tile of words" if form.words or (form.across and form.vectors) else "tile"
+
+
+def _estimate(kernel: Kernel, template: str) -> int:
+    """About how many nanoseconds the kernel takes."""
+    if kernel.routine is not None:
+        return NS_A_TURN * kernel.routine.turns
+    return round(math.prod(kernel.sizes) / POINTS_A_NS[template])
+
+
+def _chosen(
+    program: Program, kernel: Kernel, constants: _Constants
+) -> tuple[Form | None, tuple[Binding, ...], tuple[int, ...]]:
+    """The form of *kernel*, the packed constants that it is bound to, and the roots that it reads
+    besides.
+    """
+    every = tuple(dict.fromkeys(program.root(t) for t in kernel.tensors_read))
+    form = form_of(program, kernel)
+    if form is None:
+        return None, (), every
+    arrays = packed(program, kernel, form) if form.packed else []
+    read = every
+    if form.packed:
+        others = (form.data.tensor, *(a.tensor for a in kernel.extras), *kernel.finish.tables)
+        vectors = (p.through for a in kernel.extras for p in a.axes if p.through is not None)
+        read = tuple(dict.fromkeys(program.root(t) for t in (*others, *vectors)))
+    if len(read) + 1 + len(arrays) > MOST_BINDINGS:
+        return None, (), every
+    more = (Binding("constants", constants.add(a), _words(a.nbytes)) for a in arrays)
+    return form, tuple(more), read
 
 
 def _aligned(size: int) -> int:
@@ -126,14 +165,14 @@ def _aligned(size: int) -> int:
 
 def _bound(
     program: Program,
-    kernel: Kernel,
+    tensors: Sequence[int],
     places: Mapping[int, tuple[Buffer, int]],
     whole: tuple[int, int],
 ) -> tuple[tuple[Binding, ...], dict[int, Slot]]:
-    """The bindings of *kernel*, and the slot of each tensor's root: a range for each tensor, or the
-    whole buffers where these are too many.
+    """The bindings of a kernel of *tensors*, and the slot of each tensor's root: a range for each,
+    or the whole buffers where these are too many.
     """
-    roots = dict.fromkeys(program.root(t) for t in (kernel.write.tensor, *kernel.tensors_read))
+    roots = dict.fromkeys(program.root(t) for t in tensors)
     ranges: dict[tuple[Buffer, int], tuple[str, int]] = {}
     slots = {}
     for root in roots:
@@ -154,13 +193,16 @@ def _words(size: int) -> int:
     return max(4, -(-size // 4) * 4)
 
 
-def _declared(bindings: tuple[Binding, ...], printed: Printed) -> str:
-    lines = []
+def _declared(bindings: tuple[Binding, ...], printed: Printed, packs: int) -> str:
+    """The declarations of *bindings*, the last of which are so many packed constants."""
+    lines, first = [], len(bindings) - packs
     for number, binding in enumerate(bindings):
         access = "read" if binding.buffer == "constants" else "read_write"
-        word = "atomic<u32>" if f"b{number}" in printed.atomic else "u32"
+        name = f"b{number}" if number < first else f"packed{number - first}"
+        word = "atomic<u32>" if name in printed.atomic else "u32"
+        word = "vec4<u32>" if name in printed.vectors else word
         lines.append(
-            f"@group(0) @binding({number}) var<storage, {access}> b{number}: array<{word}>;\n"
+            f"@group(0) @binding({number}) var<storage, {access}> {name}: array<{word}>;\n"
         )
     return "".join(lines)
 
@@ -171,16 +213,24 @@ class _Constants:
     def __init__(self, program: Program) -> None:
         self._program, self.size = program, 0
         self._places: dict[int, int] = {}
+        self._arrays: list[tuple[int, np.ndarray]] = []
 
     def place(self, tensor: int) -> int:
+        """Where a constant tensor begins."""
         if tensor not in self._places:
-            self._places[tensor] = self.size
-            self.size += _aligned(nbytes(self._program, tensor))
+            self._places[tensor] = self.add(self._program.constants[tensor])
         return self._places[tensor]
+
+    def add(self, array: np.ndarray) -> int:
+        """Where *array*, which is added, begins."""
+        offset = self.size
+        self._arrays.append((offset, array))
+        self.size += _aligned(array.nbytes)
+        return offset
 
     def packed(self) -> np.ndarray:
         packed = np.zeros(max(self.size, ALIGNMENT), np.uint8)
-        for tensor, offset in self._places.items():
-            array = np.ascontiguousarray(self._program.constants[tensor])
-            packed[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+        for offset, array in self._arrays:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            packed[offset : offset + data.nbytes] = data
         return packed

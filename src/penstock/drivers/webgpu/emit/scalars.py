@@ -8,10 +8,12 @@ from typing import Final
 from penstock.compiler.expression import Expression, Step
 from penstock.driverkit.site import require
 from penstock.drivers.webgpu.emit.types import (
+    DOUBLE,
     FLOATS,
     HALF,
     KNOWN,
     SIGNED,
+    TWO_WORDS,
     WIDE,
     literal,
     size_of,
@@ -29,6 +31,15 @@ WIDE_CALLS: Final = {
     "abs": "abs_64", "neg": "neg_64", "high_product": "high_product_64",
     "divide_by_power": "divide_by_power_64",
 }  # fmt: skip
+DOUBLE_CALLS: Final = {
+    "add": "add_f64", "sub": "sub_f64", "mul": "mul_f64", "div": "div_f64", "sqrt": "sqrt_f64",
+    "minimum": "min_f64", "maximum": "max_f64", "abs": "abs_f64", "neg": "neg_f64",
+    "trunc": "trunc_f64", "floor": "floor_f64", "ceil": "ceil_f64", "sign": "sign_of_f64",
+    "round_away": "round_away_f64", "round_even": "round_even_f64",
+}  # fmt: skip
+CALLS: Final = {WIDE: WIDE_CALLS, DOUBLE: DOUBLE_CALLS}
+"""Functions of types of two words."""
+
 FLOAT_CALLS: Final = {
     "exp": "exp_f32", "log": "log_f32", "sin": "sin_f32", "cos": "cos_f32", "tanh": "tanh_f32",
     "logistic": "logistic_f32", "expm1": "expm1_f32", "erf": "erf_f32", "power": "power_f32",
@@ -57,6 +68,8 @@ def _printable(step: Step, given: Sequence[DType]) -> bool:
         return operation != "lookup" or given[0] is not WIDE
     if operation == "bitcast":
         return size_of(step.dtype) == size_of(given[0]) and HALF not in {step.dtype, given[0]}
+    if given[0] is DOUBLE:
+        return step.dtype is DOUBLE and operation in DOUBLE_CALLS
     if operation == "rescale":
         return all(g in SIGNED for g in given)
     if operation == "rescale_wide":
@@ -110,6 +123,10 @@ class Scalars:
             names.append(self.name(text, step.dtype))
         return names[expression.result]
 
+    def place(self, text: str) -> str:
+        """A variable of type u32 with the value *text*."""
+        return self.name(text, DType.UINT32)
+
     def _step(self, step: Step, given: Sequence[str], types: Sequence[DType]) -> str:
         dtype, operation = step.dtype, step.operation
         if operation == "select":
@@ -134,6 +151,8 @@ def cast(value: str, source: DType, target: DType) -> str:
     """*value* of type *source* as *target* (`penstock.compiler.arithmetic`)."""
     if source is target:
         return value
+    if DOUBLE in {source, target}:
+        return _cast_double(value, source, target)
     if target is DType.BOOL:
         if source is WIDE:
             return f"any({value} != vec2<u32>(0u))"
@@ -162,6 +181,20 @@ def cast(value: str, source: DType, target: DType) -> str:
     return _wrapped(word, target)
 
 
+def _cast_double(value: str, source: DType, target: DType) -> str:
+    if target is DOUBLE:
+        if source in FLOATS:
+            return f"f64_of_f32({value})"
+        return f"f64_of_i64({cast(value, source, WIDE)})"
+    if target is DType.BOOL:
+        return f"!is_zero_f64({value})"
+    if target in FLOATS:
+        return cast(f"f32_of_f64({value})", DType.FLOAT32, target)
+    if target in {WIDE, DType.UINT32}:
+        return f"{'i64' if target is WIDE else 'u32'}_of_f64({value})"
+    return cast(f"i32_of_f64({value})", DType.INT32, target)
+
+
 def _wrapped(text: str, dtype: DType) -> str:
     """The integer *text* within the width of *dtype*; a float16 rounded to it."""
     if dtype is HALF:
@@ -176,7 +209,9 @@ def _wrapped(text: str, dtype: DType) -> str:
 
 
 def _bitcast(value: str, source: DType, target: DType) -> str:
-    if WIDE in {source, target} or DType.BOOL in {source, target}:
+    if {source, target} <= TWO_WORDS:
+        return value
+    if DType.BOOL in {source, target}:
         return cast(value, source, target)
     if size_of(target) < 4:
         return cast(value, source, target)
@@ -186,6 +221,8 @@ def _bitcast(value: str, source: DType, target: DType) -> str:
 
 def _comparison(operation: str, given: Sequence[str], dtype: DType) -> str:
     a, b = given
+    if dtype is DOUBLE:
+        return f"{operation}_f64({a}, {b})"
     if dtype is WIDE:
         if operation == "equal":
             return f"all({a} == {b})"
@@ -229,8 +266,8 @@ def _arithmetic(operation: str, given: Sequence[str], types: Sequence[DType]) ->
         return f"({a} {LOGIC[operation]} {b})"
     if operation == "not":
         return f"~{a}"
-    if dtype is WIDE:
-        return f"{WIDE_CALLS[operation]}({', '.join(given)})"
+    if dtype in TWO_WORDS:
+        return f"{CALLS[dtype][operation]}({', '.join(given)})"
     if dtype in FLOATS:
         return _float(operation, given)
     if operation in {"minimum", "maximum"}:
@@ -261,7 +298,7 @@ def _float(operation: str, given: Sequence[str]) -> str:
     if operation == "rsqrt":
         return f"(1.0 / sqrt({given[0]}))"
     if operation == "div":
-        return f"({given[0]} / {given[1]})"
+        return f"quotient({given[0]}, {given[1]})"
     if operation in FLOAT_CALLS:
         return f"{FLOAT_CALLS[operation]}({', '.join(given)})"
     return f"({given[0]} {INFIX[operation]} {given[1]})"

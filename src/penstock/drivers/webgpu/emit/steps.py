@@ -1,11 +1,11 @@
-"""Replaces arithmetic of float64, which WGSL does not have.
+"""Replaces arithmetic of float64, which WGSL does not have, where something quicker is the same.
 
 Between two integers it becomes a search in a table. TFLite's 8-bit fully connected layers scale
 their sums in float64, round once and clamp. Such a function of one integer rises in steps. The
 table has the least integer of each step, computed here: the result is the same for every integer.
 
 Between values of float32 it becomes arithmetic of float32, whose results are as near as the class
-`exact` asks of floats.
+`exact` asks of floats. Any other is computed by functions (`doubles`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from penstock.compiler.arithmetic import evaluate
 from penstock.compiler.expression import Expression, Scope, Step, Value
-from penstock.compiler.program import Program, Tensor
+from penstock.compiler.program import Kernel, Program, Tensor
+from penstock.compiler.routine import Assign, Block, If, Routine, Statement, While
 from penstock.interrupts import polled
 from penstock.ir import DType, NDArray
 
@@ -44,11 +45,35 @@ def with_steps(program: Program) -> Program:
         constants[len(tensors) - 1] = array
         return len(tensors) - 1
 
-    kernels = tuple(
-        replace(k, body=without_f64(k.body, table), finish=without_f64(k.finish, table))
-        for k in polled(program.kernels)
-    )
+    kernels = tuple(_replaced(k, table) for k in polled(program.kernels))
     return replace(program, tensors=tuple(tensors), constants=constants, kernels=kernels)
+
+
+def _replaced(kernel: Kernel, table: Table) -> Kernel:
+    """*kernel* with other expressions. A routine gets no tables, which it would have to read."""
+    if kernel.routine is not None:
+        return replace(kernel, routine=narrowed_routine(kernel.routine))
+    body, finish = without_f64(kernel.body, table), without_f64(kernel.finish, table)
+    return replace(kernel, body=body, finish=finish)
+
+
+def narrowed_routine(routine: Routine) -> Routine:
+    """*routine* with float32 for float64 between values of float32."""
+    return replace(routine, body=_narrowed_block(routine.body))
+
+
+def _narrowed_block(block: Block) -> Block:
+    def changed(statement: Statement) -> Statement:
+        if isinstance(statement, Assign):
+            return replace(statement, value=_narrowed(statement.value))
+        if isinstance(statement, While):
+            before = _narrowed_block(statement.before)
+            return replace(statement, before=before, body=_narrowed_block(statement.body))
+        if isinstance(statement, If):
+            return replace(statement, body=_narrowed_block(statement.body))
+        return statement
+
+    return tuple(changed(statement) for statement in block)
 
 
 def without_f64(expression: Expression, table: Table) -> Expression:
@@ -63,7 +88,7 @@ def _narrowed(expression: Expression) -> Expression:
         step.operation == "cast" and F64 in {step.dtype, dtypes[0]} and not both_float(step, dtypes)
         for step, dtypes in zip(expression.steps, given, strict=True)
     )
-    if mixed or F64 in expression.arguments:
+    if mixed or F64 in {*expression.arguments, expression.dtype}:
         return expression
     steps = tuple(
         replace(step, dtype=DType.FLOAT32) if step.dtype is F64 else step

@@ -1,5 +1,5 @@
-"""The template of sums of products: one thread computes four adjacent elements of the result at
-several positions.
+"""The template of sums of products: one thread computes several vectors of four channels at several
+positions.
 
 Convolutions, fully connected layers and products of matrices have one factor that does not depend
 on the channel (*data*) and one that does not depend on the position (*filters*): each value that a
@@ -13,341 +13,441 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from msgspec import Struct
-
-from penstock.compiler.interpreter import product_of
 from penstock.compiler.program import Access, Kernel, Program
-from penstock.compiler.rewriting import is_whole
-from penstock.drivers.webgpu.emit.nest import (
+from penstock.drivers.webgpu.emit.address import Flat, Walk
+from penstock.drivers.webgpu.emit.form import BYTES, LANES, Form
+from penstock.drivers.webgpu.emit.scalars import Scalars, cast
+from penstock.drivers.webgpu.emit.shader import (
+    GROUP,
     Memory,
     Printed,
     Slot,
     assembled,
     decoded,
     entry_point,
-    sum_of,
+    guarded,
+    stored_small,
 )
-from penstock.drivers.webgpu.emit.scalars import Scalars
-from penstock.drivers.webgpu.emit.types import bits, literal, size_of, variable
+from penstock.drivers.webgpu.emit.types import bits, literal, size_of, unpacked, variable
 from penstock.ir import DType
 
-LANES: Final = 4
-"""Adjacent elements of a thread."""
+FILTERS: Final = "packed0"
+BEGIN: Final = "packed1"
+"""The arrays of packed constants, in the order of `form.packed`."""
 
-POSITIONS: Final = 4
-"""The most positions of a thread."""
-
-BYTES: Final = frozenset({DType.INT8, DType.UINT8})
-TYPES: Final = BYTES | {DType.FLOAT32, DType.FLOAT16, DType.INT32, DType.INT16}
+ONES: Final = "0x01010101u"
+PARTS: Final = "xyzw"
 
 
-class Form(Struct, frozen=True):
-    """How a kernel is divided: the loop of its *positions*, of which a thread has so *many*
-    (None: 1), and whether it multiplies *words* of four bytes along the last reduced loop.
-    *across*: both factors depend on the channel.
-    """
-
-    positions: int | None
-    many: int
-    words: bool
-    across: bool
-
-
-def form_of(program: Program, kernel: Kernel) -> Form | None:
-    """How `tile` divides *kernel*; None if it does not match."""
-    found = product_of(kernel)
-    target = program.tensors[kernel.write.tensor]
-    if found is None or not kernel.reduced or kernel.ordered or not kernel.loops:
-        return None
-    channel, first = len(kernel.loops) - 1, len(kernel.loops)
-    whole = is_whole(kernel.write, kernel.loops, target.shape)
-    data, filters = kernel.reads
-    dtypes = [program.tensors[a.tensor].dtype for a in (data, filters)]
-    plain = all(p.through is None for a in (data, filters) for p in a.axes)
-    if not (whole and plain and kernel.loops[channel] % LANES == 0 and TYPES.issuperset(dtypes)):
-        return None
-    if filters.fill is not None or kernel.sums not in {DType.INT32, DType.FLOAT32}:
-        return None
-    if channel in data.loops():
-        steps = [_steps(program, a) for a in (data, filters)]
-        if any(s.get(channel) != 1 for s in steps):
-            return None
-        return Form(None, 1, _aligned(program, (data, filters), channel), across=True)
-    if channel not in filters.loops():
-        return None
-    free = [
-        loop
-        for loop in range(channel)
-        if loop in data.loops() and loop not in filters.loops() and kernel.loops[loop] > 1
-    ]
-    many = min(POSITIONS, kernel.loops[free[-1]]) if free else 1
-    last = len(kernel.sizes) - 1
-    words = (
-        dtypes[0] is dtypes[1]
-        and dtypes[0] in BYTES
-        and kernel.sums is DType.INT32
-        and last >= first
-        and kernel.sizes[last] % LANES == 0
-        and all(_steps(program, a).get(last) == 1 for a in (data, filters))
-        and _aligned(program, (data, filters), last)
-        and not _leaves(program, data, last, kernel.sizes)
-    )
-    return Form(free[-1] if free else None, many, words, across=False)
-
-
-def _steps(program: Program, access: Access) -> dict[int, int]:
-    """By how many elements each loop moves *access*."""
-    found: dict[int, int] = {}
-    stride = 1
-    for size, position in zip(
-        reversed(program.tensors[access.tensor].shape), reversed(access.axes), strict=True
-    ):
-        for loop, step in position.steps:
-            found[loop] = found.get(loop, 0) + step * stride
-        stride *= size
-    return found
-
-
-def _aligned(program: Program, accesses: Sequence[Access], along: int) -> bool:
-    """Whether both accesses are of bytes, and move by whole words along all loops but *along*."""
-    for access in accesses:
-        tensor = program.tensors[access.tensor]
-        strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
-        offset = sum(p.offset * s for p, s in zip(access.axes, strides, strict=True))
-        steps = {loop: s for loop, s in _steps(program, access).items() if loop != along}
-        if tensor.dtype not in BYTES or any(n % LANES for n in (offset, *steps.values())):
-            return False
-    return True
-
-
-def _leaves(program: Program, access: Access, loop: int, sizes: tuple[int, ...]) -> bool:
-    """Whether *loop* is one of those by which *access* leaves its tensor."""
-    if access.fill is None:
-        return False
-    for size, position in zip(program.tensors[access.tensor].shape, access.axes, strict=True):
-        low, high = position.span(sizes)
-        if (low < 0 or high >= size) and loop in dict(position.steps):
-            return True
-    return False
-
-
-def tile(program: Program, kernel: Kernel, slots: Mapping[int, Slot], form: Form) -> Printed:
-    """The shader of a kernel that is divided as *form* says."""
-    return _Tile(program, kernel, slots, form).printed()
+def tile(
+    program: Program, kernel: Kernel, slots: Mapping[int, Slot], form: Form, constants: int
+) -> Printed:
+    """The shader of a kernel that is divided as *form* says, with so many packed *constants*."""
+    return _Tile(program, kernel, slots, form, constants).printed()
 
 
 class _Tile:
     def __init__(
-        self, program: Program, kernel: Kernel, slots: Mapping[int, Slot], form: Form
-    ) -> None:
+        self, program: Program, kernel: Kernel, slots: Mapping[int, Slot], form: Form,
+        constants: int,
+    ) -> None:  # fmt: skip
         self.program, self.kernel, self.form = program, kernel, form
-        self.memory = Memory(program, slots)
-        self.channel = len(kernel.loops) - 1
         self.target = program.tensors[kernel.write.tensor].dtype
         self.written = slots[program.root(kernel.write.tensor)]
-        self.kind = variable(kernel.sums)
-        found = product_of(kernel)
-        self.zeros = found[2] if found is not None else (0, 0)
+        align = LANES // size_of(self.target) if size_of(self.target) < 4 else 1
+        whole = form.flats["y"].is_multiple(align, but=form.channel)
+        is_small = size_of(self.target) < 4
+        self.partial = form.loops[form.channel] % LANES != 0
+        self.atomic = self.written.array if is_small and (self.partial or not whole) else ""
+        self.memory = Memory(program, slots, self.atomic)
+        self.begins = constants > 1
+        self.sums = variable(kernel.sums)
+        self.vector = f"vec4<{self.sums}>"
+        self.data = program.tensors[form.data.tensor].dtype
+        self.filters = program.tensors[form.filters.tensor].dtype
+        self.walk = Walk(self._factors(), form.positions, form.many)
+
+    def _factors(self) -> dict[str, Flat]:
+        """The addresses of what is read for each product: in words or vectors where these are
+        read.
+        """
+        form = self.form
+        last, x, w = form.last, form.flats["x"], form.flats["w"]
+        flats = {"x": x, "w": w}
+        if self.begins:
+            outer = Flat(0, tuple(s for s in w.steps if s[0] < len(form.loops)))
+            flats["b"] = outer.divided(math.prod(form.reduced)).stepping(form.vector, 1)
+        if form.across:
+            if form.vectors:
+                flats["x"] = _fours(x, form.channel).stepping(form.vector, 1)
+            return flats
+        if form.words or form.vectors:
+            flats["x"] = _fours(x, last).stepping(last, 1)
+        if form.words and form.packed:
+            flats["w"] = Flat(
+                0,
+                tuple((k, s if k in {last, form.vector} else s // LANES) for k, s in w.steps),
+            )
+        elif form.words:
+            flats["w"] = _fours(w, last).stepping(last, 1)
+        elif form.vectors:
+            flats["w"] = w.stepping(last, LANES * w.step(last))
+        return flats
 
     def printed(self) -> Printed:
-        kernel, form = self.kernel, self.form
-        loops = list(kernel.loops)
-        loops[self.channel] //= LANES
-        if form.positions is not None:
-            loops[form.positions] = -(-loops[form.positions] // form.many)
-        lines = decoded(loops, "t")
-        names = {f"let i{self.channel} =": f"let c0 = {LANES} *"}
-        if form.positions is not None:
-            names[f"let i{form.positions} ="] = f"let m0 = {form.many} *"
-        for old, new in names.items():
-            at = next(k for k, line in enumerate(lines) if line.startswith(old))
-            value = lines[at].removeprefix(old).strip(" ;")
-            lines[at] = f"{new} ({value});"
-        lines.append(f"let i{self.channel} = c0;")
-        vector = f"vec4<{self.kind}>"
-        lines += [f"var a{p} = {vector}();" for p in range(form.many)]
-        if form.words and self.zeros[0] and not form.across:
-            lines.append(f"var of_filters = {vector}();")
-        if form.words and self.zeros[1] and not form.across:
-            lines += [f"var of_data{p} = 0;" for p in range(form.many)]
-        lines += self._loops()
+        form, kernel = self.form, self.kernel
+        outer = len(form.loops)
+        lines = self._threads()
+        lines += self.walk.enter([*range(outer), form.vector])
+        lines += self._accumulators()
+        for loop, size in enumerate(form.reduced, outer):
+            count = size // self._stride(loop)
+            if count != 1:
+                lines.append(f"for (var i{loop} = 0; i{loop} < {count}; i{loop}++) {{")
+                lines += self.walk.enter([loop])
+        lines += self._across() if form.across else self._apart()
+        lines += ["}"] * sum(
+            size // self._stride(loop) != 1 for loop, size in enumerate(form.reduced, outer)
+        )
         lines += self._corrections()
         lines += self._stored()
-        main, groups = entry_point(math.prod(loops), lines)
-        return Printed(assembled([*self._finish(), *main]), groups)
-
-    def _loops(self) -> list[str]:
-        kernel, first = self.kernel, len(self.kernel.loops)
-        lines = []
-        for loop, size in enumerate(kernel.reduced, first):
-            step = LANES if self.form.words and not self.form.across else 1
-            if loop != len(kernel.sizes) - 1:
-                step = 1
-            move = f"i{loop}++" if step == 1 else f"i{loop} += {step}"
-            head = f"for (var i{loop} = 0; i{loop} < {size}; {move}) {{"
-            lines.append(head if size != step else f"{{ let i{loop} = 0;")
-        lines += self._across() if self.form.across else self._apart()
-        return lines + ["}"] * len(kernel.reduced)
-
-    def _position(self, p: int) -> list[str]:
-        """The loop of the positions for position *p*; positions behind the last one repeat it."""
-        loop = self.form.positions
-        if loop is None:
-            return []
-        return [f"let i{loop} = min(m0 + {p}, {self.kernel.loops[loop] - 1});"]
-
-    def _guarded(self, access: Access, name: str, kind: str, fill: str, value: str) -> list[str]:
-        """Statements for *name*, which is *value* where *access* lies inside its tensor."""
-        inside = ""
-        if access.fill is not None:
-            inside = self.memory.outside(access, self.kernel.sizes)
-        place = f"let at = u32({self.memory.place(access)});"
-        if not inside:
-            return ["{", place, f"{name} = {value};", "}"]
-        return [f"if ({inside}) {{", place, f"{name} = {value};", f"}} else {{ {name} = {fill}; }}"]
-
-    def _word(self, access: Access) -> str:
-        slot = self.memory.slot(access.tensor)
-        return f"{slot.array}[(at >> 2u)" + (f" + {slot.base}u]" if slot.base else "]")
-
-    def _filled(self, access: Access) -> str:
-        """A word of the fill of *access*."""
-        byte = int(access.fill or 0) & 0xFF
-        return f"{byte * 0x01010101}u"
-
-    def _apart(self) -> list[str]:
-        """Products of data at each position with the filters of four channels."""
-        data, filters = self.kernel.reads
-        channel, lines = self.channel, list[str]()
-        dtypes = [self.program.tensors[a.tensor].dtype for a in (data, filters)]
-        kinds = ["u32", "u32"] if self.form.words else [variable(d) for d in dtypes]
-        for c in range(LANES):
-            lines += [f"var w{c}: {kinds[1]};", "{", f"let i{channel} = c0 + {c};"]
-            value = self._word(filters) if self.form.words else self._element(filters)
-            lines += [*self._guarded(filters, f"w{c}", kinds[1], "", value), "}"]
-        if self.form.words and self.zeros[0]:
-            ones = "0x01010101u"
-            each = ", ".join(self._dot(dtypes[1], f"w{c}", ones) for c in range(LANES))
-            lines.append(f"of_filters += vec4<i32>({each});")
-        for p in range(self.form.many):
-            lines += [f"var x{p}: {kinds[0]};", "{", *self._position(p)]
-            value = self._word(data) if self.form.words else self._element(data)
-            fill = self._filled(data) if self.form.words else literal(data.fill or 0, dtypes[0])
-            lines += [*self._guarded(data, f"x{p}", kinds[0], fill, value), "}"]
-            if self.form.words:
-                each = ", ".join(self._dot(dtypes[0], f"x{p}", f"w{c}") for c in range(LANES))
-                lines.append(f"a{p} += vec4<i32>({each});")
-                if self.zeros[1]:
-                    lines.append(f"of_data{p} += {self._dot(dtypes[0], f'x{p}', '0x01010101u')};")
-                continue
-            scalars = Scalars(self.memory.lookup)
-            each = ", ".join(
-                scalars.expression(self.kernel.body, [f"x{p}", f"w{c}"]) for c in range(LANES)
+        if form.in_rows:
+            given = (
+                "@builtin(global_invocation_id) g: vec3<u32>, @builtin(workgroup_id) w: vec3<u32>"
             )
-            lines += ["{", *scalars.lines, f"a{p} += vec4<{self.kind}>({each});", "}"]
+            head = [
+                f"@compute @workgroup_size({GROUP})",
+                f"fn main({given}) {{",
+                "let t = i32(g.x);",
+                f"if (t >= {form.tiles}) {{ return; }}",
+            ]
+            main = [*head, *lines, "}"]
+            groups = -(-form.tiles // GROUP), form.blocks, 1
+        else:
+            main, groups = entry_point(form.tiles * form.blocks, lines)
+        vectors = {FILTERS, BEGIN} if form.packed else set[str]()
+        if form.vectors and not form.across:
+            vectors.add(self.memory.slot(form.data.tensor).array)
+        text = assembled([*self._finish(kernel), *main])
+        return Printed(text, groups, frozenset({self.atomic} - {""}), frozenset(vectors))
+
+    def _stride(self, loop: int) -> int:
+        """Elements of an iteration of a reduced loop."""
+        by_fours = self.form.words or (self.form.vectors and not self.form.across)
+        return LANES if by_fours and loop == self.form.last else 1
+
+    def _threads(self) -> list[str]:
+        """Statements that say which channels and positions the thread has."""
+        form = self.form
+        sizes = list(form.loops[:-1])
+        if form.positions is not None:
+            sizes[form.positions] = -(-sizes[form.positions] // form.many)
+        if form.in_rows:
+            lines = ["let block = i32(w.y);", *decoded(sizes, "t")]
+        else:
+            lines = [f"let block = t % {form.blocks};", f"let rest = t / {form.blocks};"]
+            lines += decoded(sizes, "rest")
+        moving = f"let i{form.positions} ="
+        lines = [
+            f"{moving} {form.many} * ({line.removeprefix(moving).strip(' ;')});"
+            if line.startswith(moving)
+            else line
+            for line in lines
+        ]
+        if form.positions is not None and sizes[form.positions] == 1:
+            lines.append(f"{moving} 0;")
+        channels = f"let i{form.channel} = i{form.vector} * {LANES};"
+        return [*lines, f"let i{form.vector} = block * {form.groups};", channels]
+
+    def _accumulators(self) -> list[str]:
+        form, lines = self.form, list[str]()
+        for g in range(form.groups):
+            start = f"{self.vector}()"
+            if self.begins:
+                place = self.walk.at("b", 0, g)
+                lines.append(f"let begin{g} = bitcast<vec4<i32>>({BEGIN}[{place}]);")
+                start = f"begin{g}"
+            lines += [f"var a{p}_{g} = {start};" for p in range(form.many)]
+        if form.words and not form.packed and form.zeros[0]:
+            lines += [f"var of_filters{g} = {self.vector}();" for g in range(form.groups)]
+        if form.words and form.zeros[1]:
+            lines += [f"var of_data{p} = 0;" for p in range(form.many)]
         return lines
 
-    def _dot(self, dtype: DType, a: str, b: str) -> str:
-        if dtype is DType.INT8:
-            return f"dot4I8Packed({a}, {b})"
-        return f"bitcast<i32>(dot4U8Packed({a}, {b}))"
+    def _apart(self) -> list[str]:
+        """Products of data at each position with the filters of each channel."""
+        form, lines = self.form, list[str]()
+        if form.words:
+            return self._words()
+        by_fours = form.vectors
+        for k in range(LANES if by_fours else 1):
+            for g in range(form.groups):
+                lines.append(f"let w{g}_{k} = {self._filter(g, k)};")
+        for p in range(form.many):
+            if by_fours:
+                place = self.walk.at("x", p)
+                array = self.memory.slot(form.data.tensor)
+                value = f"bitcast<vec4<f32>>({array.array}[u32({place})])"
+                fill = f"vec4<f32>({literal(form.data.fill or 0, self.data)})"
+                lines.append(f"let x{p} = {guarded(value, fill, self.walk.inside('x', p))};")
+                for k, g in ((k, g) for k in range(LANES) for g in range(form.groups)):
+                    lines.append(f"a{p}_{g} += x{p}.{PARTS[k]} * w{g}_{k};")
+                continue
+            lines.append(f"let x{p} = {self._datum(p)};")
+            lines += [f"a{p}_{g} += x{p} * w{g}_0;" for g in range(form.groups)]
+        return lines
 
-    def _element(self, access: Access) -> str:
-        return self.memory.element(access.tensor, "at")
+    def _filter(self, g: int, k: int) -> str:
+        """The filters of four channels, as a vector of the type of the sums. *k*: of the element
+        that comes so many after the first of the loop `last`.
+        """
+        form = self.form
+        if form.packed:
+            place = self.walk.at("w", 0, g + k * self._vectors_of_last())
+            return f"bitcast<{self.vector}>({FILTERS}[{place}])"
+        step = form.flats["w"].step(form.channel)
+        parts = []
+        for c in range(LANES):
+            place = self.walk.at("w", 0, (LANES * g + c) * step)
+            value = self.memory.element(form.filters.tensor, f"u32({place})")
+            parts.append(self._centred(value, self.filters, form.zeros[1]))
+        return f"{self.vector}({', '.join(parts)})"
+
+    def _vectors_of_last(self) -> int:
+        """By how many vectors packed filters of the next element of the loop `last` come later."""
+        return self.form.flats["w"].step(self.form.last)
+
+    def _datum(self, p: int, more: int = 0) -> str:
+        """The data at position *p*, as the type of the sums."""
+        form = self.form
+        place = self.walk.at("x", p, more)
+        value = self.memory.element(form.data.tensor, f"u32({place})")
+        fill = literal(form.data.fill or 0, self.data)
+        inside = guarded(value, fill, self.walk.inside("x", p))
+        return self._centred(inside, self.data, form.zeros[0])
+
+    def _centred(self, value: str, dtype: DType, zero: int) -> str:
+        """*value* as the type of the sums, less *zero*."""
+        real = cast(value, dtype, self.kernel.sums)
+        return f"({real} - {literal(zero, self.kernel.sums)})" if zero else real
+
+    def _words(self) -> list[str]:
+        """Products of four values at once."""
+        form, lines = self.form, list[str]()
+        step = form.flats["w"].step(form.channel) // LANES
+        for g in range(form.groups):
+            if form.packed:
+                lines.append(f"let w{g} = {FILTERS}[{self.walk.at('w', 0, g)}];")
+            else:
+                words = (
+                    self._word(form.filters, self.walk.at("w", 0, (LANES * g + c) * step))
+                    for c in range(LANES)
+                )
+                lines.append(f"let w{g} = vec4<u32>({', '.join(words)});")
+                if form.zeros[0]:
+                    ones = ", ".join(_dot(self.filters, f"w{g}.{part}", ONES) for part in PARTS)
+                    lines.append(f"of_filters{g} += vec4<i32>({ones});")
+        fill = f"{(int(form.data.fill or 0) & 0xFF) * 0x01010101}u"
+        for p in range(form.many):
+            value = self._word(form.data, self.walk.at("x", p))
+            lines.append(f"let x{p} = {guarded(value, fill, self.walk.inside('x', p))};")
+            for g in range(form.groups):
+                each = ", ".join(_dot(self.data, f"x{p}", f"w{g}.{part}") for part in PARTS)
+                lines.append(f"a{p}_{g} += vec4<i32>({each});")
+            if form.zeros[1]:
+                lines.append(f"of_data{p} += {_dot(self.data, f'x{p}', ONES)};")
+        return lines
+
+    def _word(self, access: Access, place: str) -> str:
+        return self.memory.word(access.tensor, f"u32({place})")
 
     def _across(self) -> list[str]:
         """Products of four channels of the data with their filters."""
-        lines, names = list[str](), list[str]()
-        for number, access in enumerate(self.kernel.reads):
-            dtype = self.program.tensors[access.tensor].dtype
-            kind = variable(dtype)
-            name = f"x{number}"
-            names.append(name)
-            lines.append(f"var {name}: vec4<{kind}>;")
-            fill = f"vec4<{kind}>({literal(access.fill or 0, dtype)})"
-            if self.form.words:
-                unpack = "unpack4xI8" if dtype is DType.INT8 else "unpack4xU8"
-                value = f"{unpack}({self._word(access)})"
+        form, lines = self.form, [f"let w0 = {self._filter(0, 0)};"]
+        for p in range(form.many):
+            if form.vectors:
+                word = self._word(form.data, self.walk.at("x", p))
+                fill = f"{(int(form.data.fill or 0) & 0xFF) * 0x01010101}u"
+                whole = guarded(word, fill, self.walk.inside("x", p))
+                kind = "I8" if self.data is DType.INT8 else "U8"
+                value = f"{self.vector}(unpack4x{kind}({whole}))"
+                if form.zeros[0]:
+                    value += f" - {literal(form.zeros[0], self.kernel.sums)}"
             else:
-                each = (self.memory.element(access.tensor, f"(at + {c}u)") for c in range(LANES))
-                value = f"vec4<{kind}>({', '.join(each)})"
-            lines += self._guarded(access, name, kind, fill, value)
-        scalars = Scalars(self.memory.lookup)
-        parts = [
-            scalars.expression(self.kernel.body, [f"{n}[{c}]" for n in names]) for c in range(LANES)
-        ]
-        lines += scalars.lines
-        lines.append(f"a0 += vec4<{self.kind}>({', '.join(parts)});")
+                value = f"{self.vector}({', '.join(self._datum(p, c) for c in range(LANES))})"
+            lines.append(f"a{p}_0 += ({value}) * w0;")
         return lines
 
     def _corrections(self) -> list[str]:
-        """What zero points take from the sums of products of whole words."""
-        if not self.form.words or self.form.across:
-            return []
-        of_data, of_filters = self.zeros
-        lines = []
-        for p in range(self.form.many):
-            terms = []
-            if of_data:
-                terms.append(f" - {of_data} * of_filters" if of_data > 0 else
-                             f" + {-of_data} * of_filters")  # fmt: skip
+        """What zero points that only a run can sum take from the sums."""
+        form, lines = self.form, list[str]()
+        if not form.words:
+            return lines
+        of_data, of_filters = form.zeros
+        for p in range(form.many):
+            terms = ""
             if of_filters:
-                taps = math.prod(self.kernel.reduced) * of_data * of_filters
-                one = f"{literal(of_filters, DType.INT32)} * of_data{p}"
-                terms.append(f" - vec4<i32>({one} - {literal(taps, DType.INT32)})")
-            if terms:
-                lines.append(f"a{p} = a{p}{''.join(terms)};")
+                terms += f" - {literal(of_filters, DType.INT32)} * of_data{p}"
+            for g in range(form.groups):
+                more = terms
+                if of_data and not form.packed:
+                    taps = math.prod(form.reduced) * of_filters
+                    data = literal(of_data, DType.INT32)
+                    more += f" - {data} * (of_filters{g} - {literal(taps, DType.INT32)})"
+                if more:
+                    lines.append(f"a{p}_{g} = a{p}_{g}{more};")
         return lines
 
-    def _loop_names(self) -> list[str]:
-        return [f"i{loop}" for loop in range(len(self.kernel.loops))]
-
-    def _finish(self) -> list[str]:
-        """The function that makes a result from a sum."""
-        kernel = self.kernel
+    def _finish(self, kernel: Kernel) -> list[str]:
+        """The function that makes a result from a sum and from what else is read."""
         scalars = Scalars(self.memory.lookup)
-        extras = [self.memory.read(scalars, a, kernel.loops) for a in kernel.extras]
-        result = scalars.expression(kernel.finish, ["sum", *extras])
-        given = ", ".join(f"{name}: i32" for name in self._loop_names())
-        head = f"fn finish(sum: {self.kind}, {given}) -> {variable(self.target)} {{"
+        dtypes = [self.program.tensors[a.tensor].dtype for a in kernel.extras]
+        names = [f"e{k}" for k in range(len(dtypes))]
+        result = scalars.expression(kernel.finish, ["sum", *names])
+        given = "".join(f", {n}: {variable(d)}" for n, d in zip(names, dtypes, strict=True))
+        head = f"fn finish(sum: {self.sums}{given}) -> {variable(self.target)} {{"
         return [head, *scalars.lines, f"return {result};", "}"]
 
     def _stored(self) -> list[str]:
         """Statements that finish the sums, and write the results."""
-        kernel, size, many = self.kernel, size_of(self.target), self.form.many
-        strides = [math.prod(kernel.loops[k + 1 :]) for k in range(len(kernel.loops))]
-        given = ", ".join([*self._loop_names()[:-1], f"i{self.channel} + c"])
-        flat = sum_of(0, tuple(enumerate(strides)))
-        # A loop, though it has few turns: compilers of shaders take long for each copy of `finish`.
-        sums = ", ".join(f"a{p}" for p in range(many))
-        lines = [f"var sums = array<vec4<{self.kind}>, {many}>({sums});"]
-        lines.append(f"for (var p = 0; p < {many}; p++) {{")
-        loop = self.form.positions
-        if loop is not None:
-            lines.append(f"let i{loop} = m0 + p;")
-            if kernel.loops[loop] % many:
-                lines.append(f"if (i{loop} >= {kernel.loops[loop]}) {{ break; }}")
-        base = f" + {self.written.base}u" if self.written.base else ""
-        lines.append(f"let at = u32({flat});")
-        array = self.written.array
-        if size < 4:
-            each = 4 // size
-            lines += [
-                f"for (var word = 0; word < {LANES // each}; word++) {{",
-                "var packed = 0u;",
-                f"for (var k = 0; k < {each}; k++) {{",
-                f"let c = word * {each} + k;",
-                f"let v = {bits(f'finish(sums[p][c], {given})', self.target)};",
-                f"packed |= v << (u32(k) * {8 * size}u);",
-                "}",
-                f"{array}[at / {each}u + u32(word){base}] = packed;",
-            ]
+        form = self.form
+        positions = form.positions
+        flats = {k: v for k, v in form.flats.items() if k not in {"x", "w"}}
+        for name in [name for name in flats if self._apart_by_channel(flats[name])]:
+            for c in range(LANES * form.groups):
+                flats[f"{name}_{c}"] = flats[name].shifted(form.channel, c)
+        walk = Walk(flats, variable="o")
+        extras = range(len(self.kernel.extras))
+        fixed = [
+            k for k in extras if positions is None or not _depends(flats[f"e{k}"], positions)
+        ]  # fmt: skip
+        if positions is None:
+            lines = walk.enter(range(len(form.loops)))
         else:
-            lines.append(f"for (var c = 0; c < {LANES}; c++) {{")
-            lines.append(f"let v = finish(sums[p][c], {given});")
-            if size == 4:
-                lines.append(f"{array}[at + u32(c){base}] = {bits('v', self.target)};")
-            else:
-                place = f"2u * (at + u32(c)){base}"
-                lines += [f"{array}[{place}] = v.x;", f"{array}[{place} + 1u] = v.y;"]
-        return [*lines, "}", "}"]
+            lines = walk.enter(k for k in range(len(form.loops)) if k != positions)
+        for k in fixed:
+            for g in range(form.groups):
+                lines += self._extra(walk, k, g, flats[f"e{k}"])
+        if form.many > 1:
+            sums = ", ".join(
+                f"a{p}_{g}" for p in range(form.many) for g in range(form.groups)
+            )  # fmt: skip
+            count = form.many * form.groups
+            lines.append(f"var sums = array<{self.vector}, {count}>({sums});")
+            lines.append(f"for (var p = 0; p < {form.many}; p++) {{")
+        if positions is not None:
+            if form.many > 1:
+                lines.append(f"let m = i{positions} + p;")
+                if form.loops[positions] % form.many:
+                    lines.append(f"if (m >= {form.loops[positions]}) {{ break; }}")
+                lines += ["{", f"let i{positions} = m;"]
+            lines += walk.enter([positions])
+        for g in range(form.groups):
+            total = f"sums[p * {form.groups} + {g}]" if form.many > 1 else f"a0_{g}"
+            own = [
+                line
+                for k in extras
+                if k not in fixed
+                for line in self._extra(walk, k, g, flats[f"e{k}"])
+            ]
+            lines += self._group(walk, g, total, own)
+        return [*lines, *["}", "}"] * (form.many > 1)]
+
+    def _apart_by_channel(self, flat: Flat) -> bool:
+        """Whether channels of a thread differ in whether they lie inside, or in what they read
+        through a vector.
+        """
+        channel = self.form.channel
+        chosen = any(channel == loop for t in flat.through for loop, _ in t.steps)
+        return chosen or flat.is_bounded_by(channel)
+
+    def _extra(self, walk: Walk, k: int, g: int, flat: Flat) -> list[str]:
+        """Reads extra *k* for four channels: variables `e{k}_{channel}`."""
+        access, step = self.kernel.extras[k], flat.step(self.form.channel)
+        dtype = self.program.tensors[access.tensor].dtype
+        names = [f"e{k}_{LANES * g + c}" for c in range(LANES)]
+        inside, fill = walk.inside(f"e{k}"), literal(access.fill or 0, dtype)
+        if self._apart_by_channel(flat):
+            lines = []
+            for c, name in enumerate(names, LANES * g):
+                own = flat.shifted(self.form.channel, c)
+                place = self.memory.place(walk, f"e{k}_{c}", own)
+                value = self.memory.element(access.tensor, f"u32({place})")
+                lines.append(f"let {name} = {guarded(value, fill, walk.inside(f'e{k}_{c}'))};")
+            return lines
+        if dtype in BYTES and step == 1 and flat.is_multiple(LANES, but=self.form.channel):
+            word = self.memory.word(access.tensor, f"u32({walk.at(f'e{k}', 0, LANES * g)}) / 4u")
+            lines = [f"let word{k}_{g} = {word};"]
+            for c, name in enumerate(names):
+                value = unpacked(f"word{k}_{g} >> {8 * c}u", dtype)
+                lines.append(f"let {name} = {guarded(value, fill, inside)};")
+            return lines
+        lines = []
+        for c, name in enumerate(names):
+            if c and not step:
+                lines.append(f"let {name} = {names[0]};")
+                continue
+            place = self.memory.place(walk, f"e{k}", flat, (LANES * g + c) * step)
+            value = self.memory.element(access.tensor, f"u32({place})")
+            lines.append(f"let {name} = {guarded(value, fill, inside)};")
+        return lines
+
+    def _group(self, walk: Walk, g: int, total: str, own: Sequence[str]) -> list[str]:
+        """Statements that write four channels."""
+        form, size = self.form, size_of(self.target)
+        channels, first = form.loops[form.channel], LANES * g
+        lines = ["{", *own, f"let total = {total};"]
+        count = form.blocks * form.groups * LANES
+        guards = channels < count and g > 0
+        if guards:
+            lines[:1] = [f"if (i{form.channel} < {channels - first}) {{"]
+        base, array = self.written.base, self.written.array
+        more = f" + {base}u" if base else ""
+        place = f"u32({walk.at('y', 0, first)})"
+        for c in range(LANES):
+            given = "".join(f", e{k}_{first + c}" for k in range(len(self.kernel.extras)))
+            lines.append(f"let y{c} = finish(total.{PARTS[c]}{given});")
+        if size < 4 and not self.atomic:
+            each = 4 // size
+            lines.append(f"let at = {place} / {each}u;")
+            for word in range(LANES // each):
+                text = " | ".join(
+                    f"({bits(f'y{word * each + k}', self.target)} << {8 * size * k}u)"
+                    for k in range(each)
+                )
+                lines.append(f"{array}[at + {word}u{more}] = {text};")
+            return [*lines, "}"]
+        lines.append(f"let first = {place};")
+        for c in range(LANES):
+            part = ["{", f"let at = first + {c}u;", *self._element_stored(f"y{c}", more), "}"]
+            if self.partial:
+                part[0] = f"if (i{form.channel} < {channels - first - c}) {{"
+            lines += part
+        return [*lines, "}"]
+
+    def _element_stored(self, name: str, more: str) -> list[str]:
+        """Statements that write the variable *name* to the element `at`."""
+        array = self.written.array
+        if self.atomic:
+            word = bits(name, self.target)
+            return stored_small(array, self.written.base, self.target, word)
+        if size_of(self.target) == 8:
+            place = f"2u * at{more}"
+            return [f"{array}[{place}] = {name}.x;", f"{array}[{place} + 1u] = {name}.y;"]
+        return [f"{array}[at{more}] = {bits(name, self.target)};"]
+
+
+def _dot(dtype: DType, a: str, b: str) -> str:
+    if dtype is DType.INT8:
+        return f"dot4I8Packed({a}, {b})"
+    return f"bitcast<i32>(dot4U8Packed({a}, {b}))"
+
+
+def _fours(flat: Flat, loop: int) -> Flat:
+    """*flat*, but for *loop*, in units of four elements."""
+    return flat.stepping(loop, 0).divided(LANES)
+
+
+def _depends(flat: Flat, loop: int) -> bool:
+    steps = [flat.steps, *(b.steps for b in flat.bounds), *(t.steps for t in flat.through)]
+    return any(loop == other for part in steps for other, _ in part)

@@ -2,7 +2,7 @@
 
 Memory is an array of words of 32 bits; elements of 8 and 16 bits share words. A variable has an
 integer of up to 32 bits as one, wrapped to its width; a float16 as the float32 of its value; an
-integer of 64 bits as two words.
+integer or float of 64 bits as two words, the lower one first.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from penstock.ir import DType
 
 HALF: Final = DType.FLOAT16
 WIDE: Final = DType.INT64
+DOUBLE: Final = DType.FLOAT64
+TWO_WORDS: Final = frozenset({WIDE, DOUBLE})
 
 SIGNED: Final = frozenset({DType.INT8, DType.INT16, DType.INT32})
 UNSIGNED: Final = frozenset({DType.UINT8, DType.UINT16, DType.UINT32})
 FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
-KNOWN: Final = SIGNED | UNSIGNED | FLOATS | {WIDE, DType.BOOL}
+KNOWN: Final = SIGNED | UNSIGNED | FLOATS | TWO_WORDS | {DType.BOOL}
 """The element types that shaders compute with."""
 
 
 def variable(dtype: DType) -> str:
     """The type of a variable in WGSL."""
-    if dtype is WIDE:
+    if dtype in TWO_WORDS:
         return "vec2<u32>"
     if dtype is DType.BOOL:
         return "bool"
@@ -46,13 +48,12 @@ def literal(value: Number, dtype: DType) -> str:
         return "true" if value else "false"
     if dtype in FLOATS:
         return _float(np.asarray(value, dtype.numpy).astype(np.float32))
-    if dtype is WIDE:
-        bits = int(value) & 0xFFFFFFFFFFFFFFFF
+    if dtype in TWO_WORDS:
+        whole = np.float64(value).view(np.uint64) if dtype is DOUBLE else value
+        bits = int(whole) & 0xFFFFFFFFFFFFFFFF
         return f"vec2<u32>({bits & 0xFFFFFFFF}u, {bits >> 32}u)"
-    whole = int(np.asarray(value).astype(dtype.numpy))
-    if dtype in UNSIGNED:
-        return f"{whole}u"
-    return f"i32({whole})"
+    number = int(np.asarray(value).astype(dtype.numpy))
+    return f"{number}u" if dtype in UNSIGNED else f"i32({number})"
 
 
 def _float(value: np.ndarray) -> str:
@@ -70,7 +71,7 @@ def loaded(array: str, index: str, dtype: DType, *, atomic: bool = False) -> str
         return f"atomicLoad(&{array}[{place}])" if atomic else f"{array}[{place}]"
 
     size = size_of(dtype)
-    if dtype is WIDE:
+    if dtype in TWO_WORDS:
         return f"vec2<u32>({word(f'2u * {index}')}, {word(f'2u * {index} + 1u')})"
     if size == 4:
         plain = word(index)
