@@ -4,8 +4,9 @@
     python -m benchmarks.serving --results benchmarks/results/serving.md
 
 The client is tritonclient, in a process of its own, one request at a time. The subjects alternate:
-the bare loop, a request over gRPC, a request with tensors in shared memory, and a call of the same
-server that does nothing (`ServerLive`), which is what gRPC itself takes.
+the bare loop, a request over gRPC, a request with tensors in shared memory, a call of the same
+server that does nothing (`ServerLive`), and a call of another server, whose handler does nothing
+but run the network (`benchmarks.serving_handler`): what gRPC itself takes on this machine.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import penstock
 from benchmarks import machine
 from benchmarks.engines import networks
 from benchmarks.measuring import ROOT, Row, interleaved
+from benchmarks.serving_handler import CALL
 from penstock.serve.datatypes import NAMES
 
 NETWORK: Final = "mobilenet_v2_1.0_224_int8_tf2"
@@ -52,7 +54,8 @@ HEAD: Final = """\
 Written by `python -m benchmarks.serving`: tritonclient asks `penstock serve` on the same machine,
 one request at a time, beside the bare loop of the same compiled model in another process. The
 subjects alternate. `added` is the median latency of a request minus that of a bare run; `nothing`
-is a call of gRPC that computes nothing. A ratio is the median over rounds of the time of a request
+is a call of gRPC that computes nothing, and the bare handler is a server of grpcio that runs the
+network and nothing else. A ratio is the median over rounds of the time of a request
 over that of a bare run of as many rows. **over**: beyond the limit."""
 
 
@@ -77,12 +80,13 @@ def main() -> int:
 def rows(rounds: int, device: str) -> list[Row]:
     """The latency of single requests, and the throughput with one and with eight rows."""
     single = measured(NETWORK, device, 1, rounds)
-    bare, over, shared = (statistics.median(single[name]) for name in ("bare", "grpc", "shared"))
-    nothing = statistics.median(single["nothing"])
+    names = "bare", "grpc", "shared", "handler", "nothing"
+    bare, over, shared, handler, nothing = (statistics.median(single[name]) for name in names)
     eight = measured(BATCHED_NETWORK, device, 8, rounds)
     return [
         Row("serving", "bare run", 1e3 * bare, "ms"),
         Row("serving", "nothing over gRPC", 1e3 * nothing, "ms"),
+        Row("serving", "added by a bare handler", 1e3 * (handler - bare), "ms"),
         Row("serving", "added over gRPC", 1e3 * (over - bare), "ms", ADDED_MS),
         Row("serving", "added with shared memory", 1e3 * (shared - bare), "ms"),
         Row("serving", "shared memory over bare", ratio(single, "shared"), "x", SHARED),
@@ -113,6 +117,7 @@ def measured(network: str, device: str, batch: int, rounds: int) -> dict[str, li
         server(words) as port,
         client(port, name, NAMES[operand.dtype], dimensions) as ask,
         grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+        handler([str(path), device, dimensions]) as run_bare,
     ):
         array = np.zeros(shape, operand.dtype.numpy)
         live: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
@@ -126,6 +131,7 @@ def measured(network: str, device: str, batch: int, rounds: int) -> dict[str, li
         subjects: dict[str, Callable[[], float]] = {
             "bare": bare,
             "nothing": nothing,
+            "handler": lambda: median_of(run_bare),
             "grpc": lambda: ask("grpc"),
             "shared": lambda: ask("shared"),
         }
@@ -162,6 +168,20 @@ def server(words: Sequence[str]) -> Iterator[int]:
                         raise TimeoutError("the server did not become ready")
                     time.sleep(0.2)
             yield port
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def handler(arguments: Sequence[str]) -> Iterator[Callable[[], object]]:
+    """A call of the server whose handler only runs the network."""
+    command = [sys.executable, "-m", "benchmarks.serving_handler", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                yield partial(channel.unary_unary(CALL), b"")
         finally:
             process.terminate()
 
