@@ -1,7 +1,7 @@
-"""The device `webgpu-software` beside LiteRT's WebGPU accelerator and ONNX Runtime's WebGPU plugin,
+"""The device `webgpu-software` beside LiteRT's WebGPU accelerator and ONNX Runtime's provider,
 all on the same software adapter:
 
-    python3 -m venv ENV && ENV/bin/pip install ai-edge-litert onnxruntime onnxruntime-ep-webgpu
+    python3 -m venv ENV && ENV/bin/pip install ai-edge-litert onnxruntime-webgpu
     PENSTOCK_BENCH_WEBGPU=ENV/bin/python .venv/bin/python -m benchmarks.gpu --results F.md
 
 Both others need Mesa 25 or newer (`VK_DRIVER_FILES` chooses a driver of Vulkan). Each subject of a
@@ -23,10 +23,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
@@ -49,6 +49,11 @@ FIRST_S: Final = 240.0
 QUICK_MACS: Final = 50_000_000
 COUNTED_MACS: Final = 1_000_000
 """Networks above this number of multiply-accumulates count for the geometric mean."""
+
+
+Race: TypeAlias = "dict[str, Any]"
+Keep: TypeAlias = "Callable[[Sequence[Race], tuple[float, float] | None], None]"
+"""Writes what is known after each race."""
 
 
 class Subject:
@@ -214,7 +219,7 @@ def rows(*, quick: bool) -> list[Row]:
 
 
 def measured(
-    *, quick: bool, rounds: int, only: Sequence[str]
+    *, quick: bool, rounds: int, only: Sequence[str], keep: Keep = lambda _races, _start: None
 ) -> tuple[list[dict[str, Any]], tuple[float, float] | None]:
     """The races, and the start."""
     races, start = list[dict[str, Any]](), None
@@ -224,8 +229,10 @@ def measured(
                 continue
             races.append(raced(entry, models, cache, rounds))
             print(told(races[-1]), file=sys.stderr, flush=True)
+            keep(races, None)
         if races:
             start = started(cache, 3 if quick else 9)
+            keep(races, start)
     return races, start
 
 
@@ -258,13 +265,14 @@ HEAD: Final = """\
 # Graphics processors' kernels on a software adapter
 
 Written by `python -m benchmarks.gpu`: the device `webgpu-software` beside LiteRT's WebGPU
-accelerator (`.tflite`) and ONNX Runtime's WebGPU plugin without fallback to the processor
+accelerator (`.tflite`) and ONNX Runtime's WebGPU provider without fallback to the processor
 (`.onnx`), all on Mesa's software Vulkan, which computes on the processor. Nothing here is of a
-graphics processor. A
-ratio is the median over the rounds of Penstock's time over the other's: below 1, Penstock is
-faster. *off* is the distance from the recorded outputs: steps of integers, shares of the largest
-output of floats; "?" where other outputs were recorded. *first* is until the first outputs, with
-empty caches. The geometric means are of networks above a million multiply-accumulates.
+graphics processor. Each subject computes in a process of its own, Penstock without a host process
+(`isolate=False`). A ratio is the median over the rounds of Penstock's time over the other's: below
+1, Penstock is faster. *off* is the distance from the recorded outputs: steps of integers, shares of
+the largest output of floats; "?" where other outputs were recorded. *first* is until the first
+outputs, less where the driver's cache has shaders of earlier runs. The geometric means are of
+networks above a million multiply-accumulates.
 """
 
 
@@ -293,7 +301,8 @@ def document(
         lines.append(f"- both: geometric mean {mean:.2f} (the limit is {MEAN_LIMIT})")
     if start is not None:
         lines.append(
-            f"- second start of {START_NETWORK}, its host process included: {start[0]:.0f} ms, "
+            f"- second start of {START_NETWORK}, on the system's Vulkan driver, its host process "
+            f"included: {start[0]:.0f} ms, "
             f"{start[0] - start[1]:.0f} ms over Python with NumPy (the limit is {START_MS:.0f})"
         )
     head = (
@@ -322,7 +331,7 @@ def _row(race: Mapping[str, Any]) -> str:
 
 def versions_of_others() -> dict[str, str]:
     """The versions that the other Python has."""
-    names = ("ai-edge-litert", "onnxruntime", "onnxruntime-ep-webgpu")
+    names = ("ai-edge-litert", "onnxruntime-webgpu")
     code = (
         "import json, importlib.metadata as m\n"
         f"print(json.dumps({{d.name: d.version for d in m.distributions() if d.name in {names}}}))"
@@ -355,12 +364,16 @@ def main() -> int:
 
     use_one_core()
     only = tuple(filter(None, given.only.split(",")))
-    races, start = measured(quick=given.quick, rounds=given.rounds, only=only)
+
+    def keep(races: Sequence[Race], start: tuple[float, float] | None) -> None:
+        if given.results is not None:
+            given.results.write_text(document(races, start, adapter, given.rounds), "utf-8")
+
+    adapter = adapter_name()
+    races, start = measured(quick=given.quick, rounds=given.rounds, only=only, keep=keep)
     found = rows_of(races, start)
     for row in found:
         print(line(row), flush=True)
-    if given.results is not None:
-        given.results.write_text(document(races, start, adapter_name(), given.rounds), "utf-8")
     return 0 if all(row.met is not False for row in found) else 1
 
 

@@ -22,7 +22,7 @@ Call = Callable[[], Sequence[Array]]
 
 
 def penstock(path: str, inputs: Sequence[Array], cache: str) -> tuple[Call, str]:
-    """The device `webgpu-software`, in a host process."""
+    """The device `webgpu-software`, in this process, as the others are in theirs."""
     import penstock
 
     model = penstock.load(path)
@@ -31,6 +31,7 @@ def penstock(path: str, inputs: Sequence[Array], cache: str) -> tuple[Call, str]
         model,
         devices=["webgpu-software"],
         cache=cache or False,
+        isolate=False,
         shapes=shapes or None,
         policy=penstock.Policy(accuracy="exact", allow_fallback=False),
     )
@@ -74,18 +75,14 @@ def litert(path: str, inputs: Sequence[Array], cache: str) -> tuple[Call, str]:
 
 
 def onnxruntime(path: str, inputs: Sequence[Array], cache: str) -> tuple[Call, str]:
-    """ONNX Runtime on its WebGPU plugin alone."""
+    """ONNX Runtime on its WebGPU provider alone."""
     del cache
     import onnxruntime as ort  # type: ignore[import-untyped]  # it is published without types
-    import onnxruntime_ep_webgpu as plugin  # type: ignore[import-not-found]  # of the other environment
 
-    ort.register_execution_provider_library("webgpu", plugin.get_library_path())
-    devices = [d for d in ort.get_ep_devices() if d.ep_name == plugin.get_ep_name()]
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    options.add_provider_for_devices(devices[:1], {})
-    session = ort.InferenceSession(path, sess_options=options)
+    session = ort.InferenceSession(path, options, providers=["WebGpuExecutionProvider"])
     names = [place.name for place in session.get_inputs()]
     given = dict(zip(names, inputs, strict=True))
     return (lambda: session.run(None, given)), "no fallback to the processor"
