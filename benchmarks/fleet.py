@@ -1,10 +1,9 @@
-"""What a fleet costs its store: python -m benchmarks.fleet [--entries N ...] [--machines N] [--bits
-N ...].
+"""What a fleet costs its store: python -m benchmarks.fleet [--entries N ...] [--machines N].
 
 Real client code reads and writes a store in memory that counts requests and bytes. For each number
-of entries in one publisher's list: what a machine without history asks for its first entry, what it
-asks for the next one and after another publication, and what a publication asks. Then what many
-machines ask that start without history. Before that, what lists in hash bins of 2^N would cost.
+of entries of one publisher: what a machine without history asks for its first entry, what it asks
+for the next one and after another publication, and what a publication asks. Then, for each number,
+what many machines ask that start without history.
 """
 
 from __future__ import annotations
@@ -15,18 +14,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-from securesystemslib.signer import CryptoSigner
-from tuf.api.metadata import Delegations, Metadata, Snapshot, SuccinctRoles, TargetFile, Targets
 
 from penstock.remotecache.explaining import described
 from penstock.remotecache.fetching import Remote
-from penstock.remotecache.publishing import reference
 from penstock.remotecache.stores import Named, ObjectStore, Stored
-from tests.support_stores import Fleet, parcel, signer
+from tests.support_stores import Fleet, parcel
 
 if __name__ == "__main__" and __package__ is None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -61,6 +54,9 @@ class Counted:
         self.counts["lists"] += 1
         return self._store.listed(prefix, most)
 
+    def unfinished(self, most: int) -> list[Named]:
+        return self._store.unfinished(most)
+
     def create(self, name: str, content: bytes) -> str | None:
         return self._written(content, self._store.create(name, content))
 
@@ -90,7 +86,7 @@ def measure(entries: int, place: Path) -> None:
     content = parcel("x" * 1000).pack()
     fleet.publisher().publish(dict.fromkeys(tokens, content), dict.fromkeys(tokens, words))
     machine = Remote(counted, fleet.root, str(place / "history"))
-    print(f"{entries:,} entries of {len(content):,} bytes in one list")
+    print(f"{entries:,} entries of {len(content):,} bytes, of one publisher")
     for what, token in (("first entry", tokens[0]), ("next entry", tokens[-1])):
         began = time.process_time()
         machine.look_up(token)
@@ -109,11 +105,11 @@ def measure(entries: int, place: Path) -> None:
     print(f"  next publication: {counted.taken()}")
 
 
-def start_together(machines: int, place: Path) -> None:
+def start_together(machines: int, entries: int, place: Path) -> None:
     """Look-ups of one published entry by machines without history, one after the other."""
     fleet = Fleet(place)
     counted = Counted(fleet.store)
-    tokens = [os.urandom(32) for _ in range(100)]
+    tokens = [os.urandom(32) for _ in range(entries)]
     content = parcel("x" * 1_000_000).pack()
     fleet.publisher().publish({tokens[0]: content}, {tokens[0]: described(INGREDIENTS)})
     small = parcel().pack()
@@ -123,61 +119,21 @@ def start_together(machines: int, place: Path) -> None:
     for number in range(machines):
         Remote(counted, fleet.root, str(place / f"m{number}")).look_up(tokens[0])
     spent = time.process_time() - began
-    print(f"{machines:,} machines, an entry of {len(content):,} bytes in a list of 100")
+    print(f"{machines:,} machines, an entry of {len(content):,} bytes among {entries:,}")
     print(f"  {counted.taken()}; {spent / machines * 1e3:.0f} ms of processor time each")
-
-
-def divide(entries: int, bits: int) -> None:
-    """What a list would cost that is divided into hash bins (TUF's succinct roles): the metadata is
-    real, but no client reads it.
-    """
-    key = signer()
-    expires = datetime.now(UTC)
-    words = described(INGREDIENTS)
-    role = SuccinctRoles([key.public_key.keyid], 1, bits, "ci-bin")
-    bins: dict[str, Targets] = {name: Targets(expires=expires) for name in role.get_roles()}
-    for _ in range(entries):
-        path = f"ci/{os.urandom(32).hex()}"
-        target = TargetFile.from_data(path, os.urandom(8), ["sha256"])
-        target.unrecognized_fields["custom"] = words
-        bins[role.get_role_for_target(path)].targets[path] = target
-    contents = {name: signed(one, key) for name, one in bins.items()}
-    delegations = Delegations({key.public_key.keyid: key.public_key}, succinct_roles=role)
-    own = signed(Targets(expires=expires, delegations=delegations), key)
-    snapshot = Snapshot(expires=expires)
-    for name, content in contents.items():
-        snapshot.meta[f"{name}.json"] = reference(1, content)
-    whole, largest = signed(snapshot, key), max(contents.values(), key=len)
-    began = time.process_time()
-    for content in (whole, own, largest):
-        Metadata.from_bytes(content)
-    spent = (time.process_time() - began) * 1e3
-    print(
-        f"{entries:,} entries in {1 << bits} bins: snapshot {len(whole):,} bytes, list "
-        f"{len(own):,}, largest bin {len(largest):,}; all three parsed in {spent:.1f} ms"
-    )
-
-
-def signed(one: Targets | Snapshot, key: CryptoSigner) -> bytes:
-    metadata: Metadata[Any] = Metadata(one)
-    metadata.sign(key)
-    return metadata.to_bytes()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machines", type=int, default=1000)
     parser.add_argument("--entries", type=int, nargs="*", default=[10, 1000, 10_000])
-    parser.add_argument("--bits", type=int, nargs="*", default=[4, 6, 8])
     given = parser.parse_args()
-    for entries in given.entries:
-        for bits in given.bits:
-            divide(entries, bits)
     for entries in given.entries:
         with tempfile.TemporaryDirectory() as place:
             measure(entries, Path(place))
-    with tempfile.TemporaryDirectory() as place:
-        start_together(given.machines, Path(place))
+    for entries in given.entries:
+        with tempfile.TemporaryDirectory() as place:
+            start_together(given.machines, entries, Path(place))
 
 
 if __name__ == "__main__":

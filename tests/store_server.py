@@ -36,6 +36,11 @@ class Faulty:
             return _answer(start, "200 OK")
         if self.fault == "error":
             return _answer(start, "503 Service Unavailable")
+        if self.fault == "busy":
+            return _answer(start, "503 Slow Down", headers=[("Retry-After", "100")])
+        if self.fault == "stumbling":
+            self.fault = "none"
+            return _answer(start, "503 Slow Down")
         if self.fault == "silent":
             time.sleep(30)
         if self.fault == "slow":
@@ -67,8 +72,13 @@ class Faulty:
         return _reset(environ) if self.fault == "lost" else _answer(start, "503 Lost")
 
 
-def _answer(start: Callable[..., Any], status: str, content: bytes = b"") -> Iterable[bytes]:
-    start(status, [("Content-Length", str(len(content)))])
+def _answer(
+    start: Callable[..., Any],
+    status: str,
+    content: bytes = b"",
+    headers: Iterable[tuple[str, str]] = (),
+) -> Iterable[bytes]:
+    start(status, [("Content-Length", str(len(content))), *headers])
     return [content]
 
 

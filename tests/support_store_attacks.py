@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.errors import CacheError
-from penstock.remotecache import roles
+from penstock.remotecache import bins, roles
 from penstock.remotecache.fetching import Remote
 
 REFUSED = "refused"
@@ -43,6 +43,11 @@ class Files:
     def restore(self, copy: Path) -> None:
         shutil.rmtree(self.place)
         shutil.copytree(copy, self.place)
+
+
+def bin_with(token: bytes, publisher: str = "ci") -> str:
+    """The bin of *publisher* that lists the entry of *token*."""
+    return bins.bin_of(publisher, roles.target_of(publisher, token.hex()))
 
 
 def outcome(machine: Remote, token: bytes) -> str:

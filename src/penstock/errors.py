@@ -463,6 +463,9 @@ class RolledBack(CacheError):
 class StoreUnavailable(CacheError):
     """The shared store cannot be reached, answers with an error, or does not answer in time."""
 
+    retry_after: float = 0.0
+    """Seconds for which an overloaded store wants to be left alone; 0 if it did not say."""
+
 
 class NotTrusted(CacheError):
     """Metadata or an entry of the shared store is not signed by keys that are trusted now."""

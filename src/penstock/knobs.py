@@ -387,6 +387,13 @@ store_seconds: Final = _knob(
     "Most seconds that a compile waits for a shared store before it goes on without.",
     most=MOST_SECONDS,
 )
+store_jitter_seconds: Final = _knob(
+    0.0,
+    "Most seconds of a random pause before a process first asks a shared store, so that a fleet "
+    "that starts at once does not ask it at once.",
+    least=0,
+    most=MOST_SECONDS,
+)
 store_check_hours: Final = _knob(
     24.0,
     "Hours after which a start that hits asks its shared store which publishers are still trusted; "

@@ -7,21 +7,24 @@ from __future__ import annotations
 import itertools
 import os
 import random
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tuf.api.metadata import Targets
+from tuf.api.metadata import Metadata, Root, Snapshot, Targets
 
 from penstock.errors import CacheError, Expired, NotTrusted, RolledBack, SealBroken, WrongLength
-from penstock.remotecache import roles
+from penstock.remotecache import publishing, roles
 from penstock.remotecache.administration import Administration
+from penstock.remotecache.bins import Lists, OwnLists
 from penstock.remotecache.publishing import Publisher, Validity, commit
-from tests.support_store_attacks import REFUSED, Files, flipped, outcome
-from tests.support_stores import Fleet, parcel
+from penstock.remotecache.verification import Metadatas
+from tests.support_store_attacks import REFUSED, Files, bin_with, flipped, outcome
+from tests.support_stores import Fleet, parcel, signer
 
 ONE, TWO = bytes(32), bytes(range(32))
-ROLES = ["timestamp", "snapshot", "targets", "ci"]
+ROLES = ["timestamp", "snapshot", "targets", "ci", bin_with(ONE)]
 
 
 @pytest.fixture
@@ -99,12 +102,12 @@ def test_swapped_entries_are_refused(fleet: Fleet, files: Files) -> None:
 
 def test_swapped_metadata_is_refused(fleet: Fleet, files: Files) -> None:
     fleet.publish(ONE, "other", name="dev")
-    names = [files.metadata(role) for role in (*ROLES, "dev")]
+    names = [files.metadata(role) for role in (*ROLES, "dev", bin_with(ONE, "dev"))]
     contents = {name: files.read(name) for name in names}
     for one, two in itertools.permutations(names, 2):
         files.write(one, contents[two])
         assert outcome(fleet.machine(), ONE) in {REFUSED, "one", "other"}
-        if one != files.metadata("dev") and one != files.metadata("ci"):
+        if not any(one.split(".")[1] == publisher for publisher in ("ci", "dev")):
             assert outcome(fleet.machine(), ONE) == REFUSED, (one, two)
         files.write(one, contents[one])
 
@@ -126,7 +129,7 @@ def test_single_objects_put_back_are_refused(fleet: Fleet, files: Files, tmp_pat
     fleet.publish(ONE, "newer")
     machine = fleet.machine()
     assert outcome(machine, ONE) == "newer"
-    for role in ("timestamp", "snapshot", "ci"):
+    for role in ("timestamp", "snapshot", bin_with(ONE)):
         name = files.metadata(role)
         content = files.read(name)
         files.write(name, old.read(old.metadata(role)))
@@ -188,15 +191,53 @@ def test_a_publisher_cannot_list_for_another(fleet: Fleet) -> None:
     remote = fleet.machine()
 
     def change() -> dict[str, Targets]:
-        own = remote.metadata.list_of("ci")
-        assert own is not None
-        own.targets = {path.replace("ci/", "dev/"): t for path, t in own.targets.items()}
-        for path, target in own.targets.items():
-            target.path = path
-        return {"ci": own}
+        own = OwnLists(remote.metadata, "ci", fleet.keys["ci"].public_key)
+        for target in list(own.entries()):
+            own.remove(target)
+            target.path = target.path.replace("ci/", "dev/")
+            own.put(target)
+        return own.whole()
 
     commit(remote, fleet.keys["ci"], fleet.validity, change)
     assert outcome(fleet.machine(), ONE) == REFUSED
+
+
+@pytest.mark.parametrize("role", ["ci", bin_with(ONE)])
+def test_a_publisher_cannot_sign_the_lists_of_another(role: str, fleet: Fleet) -> None:
+    """`dev` signs the snapshot, with a list of `ci` in it that names another entry."""
+    fleet.publish(TWO, "other", name="dev")
+    remote = fleet.machine()
+
+    def change() -> dict[str, Targets]:
+        own = OwnLists(remote.metadata, "dev", fleet.keys["dev"].public_key)
+        (target,) = own.entries()
+        target.path = roles.target_of("ci", ONE.hex())
+        delegations = own.whole()["dev"].delegations if role == "ci" else None
+        return {role: Targets(targets={target.path: target}, delegations=delegations)}
+
+    commit(remote, fleet.keys["dev"], fleet.validity, change)
+    with pytest.raises(NotTrusted):
+        fleet.machine().look_up(ONE)
+
+
+def test_a_list_of_a_bin_that_there_cannot_be_is_never_read(fleet: Fleet) -> None:
+    """A publisher signs the snapshot, and can name anything there."""
+    remote = fleet.machine()
+    remote.metadata.refresh()
+    before = remote.metadata.bins_of("ci")
+    snapshot = remote.metadata.history("snapshot", Snapshot)
+    strange = ["ci.bin-40", "ci.bin-0A", "ci.bin-+1", "ci.bin-000", "ci.bin-", "ci.other"]
+    reference = snapshot.meta["ci.json"]
+    commit(
+        remote,
+        fleet.keys["ci"],
+        fleet.validity,
+        renewed={f"{name}.json": reference for name in strange},
+    )
+    machine = fleet.machine()
+    assert outcome(machine, ONE) == "one"
+    assert machine.metadata.bins_of("ci") == before
+    assert len(list(Lists(machine.metadata, "ci").entries())) == 2
 
 
 def test_a_huge_object_is_not_read(fleet: Fleet, files: Files) -> None:
@@ -233,3 +274,82 @@ def test_nonsense_in_a_lease_changes_nothing(fleet: Fleet, files: Files) -> None
     assert outcome(fleet.machine(), ONE) == "one"
     assert isinstance(fleet.publisher(), Publisher)
     assert files.names(roles.LEASES) == [f"{roles.LEASES}/{ONE.hex()}"]
+
+
+def successors(fleet: Fleet) -> list[Administration]:
+    """Two rotations of root keys in turn, signed as they have to be; neither is in the store."""
+    made = []
+    remote = fleet.machine()
+    remote.metadata.refresh()
+    keys, root = fleet.roots, remote.metadata.history("root", Root)
+    targets = remote.metadata.history("targets", Targets)
+    for version in (2, 3):
+        before, root, targets = Metadata(root), deepcopy(root), deepcopy(targets)
+        root.version = targets.version = version
+        draft = Administration(Metadata(root), Metadata(targets), before)
+        after = [signer() for _ in range(3)]
+        draft._set_root_keys([key.public_key for key in after], 2)
+        for key in (*keys[:2], *after[:2]):
+            draft.sign(key)
+        made.append(Administration.unpack(draft.pack()))
+        keys, root = after, made[-1].root.signed
+        targets = made[-1].targets.signed
+    return made
+
+
+def test_a_root_that_skips_a_version_is_not_followed(fleet: Fleet, files: Files) -> None:
+    second, third = successors(fleet)
+    files.write(f"{roles.METADATA}/3.root.json", third.root.to_bytes())
+    machine = fleet.machine()
+    assert outcome(machine, ONE) == "one"
+    assert machine.metadata.history("root", Root).version == 1
+    files.write(f"{roles.METADATA}/2.root.json", third.root.to_bytes())
+    assert outcome(fleet.machine(), ONE) == outcome(machine, ONE) == REFUSED
+    files.write(f"{roles.METADATA}/2.root.json", second.root.to_bytes())
+    # The targets in the store are not signed with the keys of the third root.
+    with pytest.raises(NotTrusted, match="targets was signed by 0/2 keys"):
+        machine.metadata.refresh()
+    assert machine.metadata.history("root", Root).version == 3
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (0, 2), (2, 0)])
+def test_a_root_that_too_few_keys_signed_is_refused(
+    before: int, after: int, fleet: Fleet, files: Files
+) -> None:
+    second, _ = successors(fleet)
+    present = [key for key in second.root.signatures if key in second._root_keys_before()]
+    following = [key for key in second.root.signatures if key in second._root_keys()]
+    for key in (*present[before:], *following[after:]):
+        del second.root.signatures[key]
+    files.write(f"{roles.METADATA}/2.root.json", second.root.to_bytes())
+    with pytest.raises(NotTrusted):
+        fleet.machine().look_up(ONE)
+
+
+def test_a_dropped_list_of_a_publisher_that_is_trusted_is_refused(fleet: Fleet) -> None:
+    """`dev` signs a snapshot without the lists of `ci`, after another publisher was revoked."""
+    machine, later = fleet.machine(), b"l" * 32
+    fleet.keys["third"] = signer()
+    given = {"third": fleet.keys["third"].public_key}
+    fleet.signed(Administration.changed(fleet.machine(), authorize=given)).apply(
+        fleet.machine(), fleet.keys["ci"]
+    )
+    fleet.publish(later, "later", name="third")
+    # What a revoked publisher has signed is no history any more.
+    fleet.publisher("ci").renew()
+    assert (outcome(machine, ONE), outcome(machine, later)) == ("one", "later")
+    fleet.revoke("third", by="ci")
+    remote = fleet.machine()
+    remote.metadata.refresh()
+    genuine = publishing._without_revoked
+
+    def dropping(metadata: Metadatas) -> Snapshot:
+        snapshot = genuine(metadata)
+        snapshot.meta = {"targets.json": snapshot.meta["targets.json"]}
+        return snapshot
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing, "_without_revoked", dropping)
+        commit(remote, fleet.keys["dev"], fleet.validity)
+    with pytest.raises(RolledBack, match=r"has an older ci\."):
+        machine.look_up(ONE)

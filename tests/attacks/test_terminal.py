@@ -63,6 +63,7 @@ ALONE: Final = (
     "cache prune --store {called.txt}",
     "cache keygen {called.txt}",
     "cache draft {called.txt} --root-key {called.txt} --publisher {called.txt}",
+    "cache rotate {called.txt} --root-key {called.txt}",
     "cache sign {called.txt} --key {called.txt}",
     "cache apply {called.txt} --store {called.txt}",
     "serve {called.txt}",

@@ -128,13 +128,14 @@ COMMANDS: Final[Mapping[str, Home]] = {
     "cache renew": Home(
         "cache.sharing",
         "renew",
-        "Sign a shared store's timestamp again, and the publisher's list, so that they stay valid.",
+        "Sign a shared store's timestamp again, and the publisher's lists, so that they stay "
+        "valid.",
     ),
     "cache prune": Home(
         "cache.sharing",
         "prune",
         "Remove from a shared store what nobody needs: superseded lists, entries that none names, "
-        "dead leases.",
+        "dead leases and writers' files.",
     ),
     "cache keygen": Home(
         "cache.trust",
@@ -146,6 +147,11 @@ COMMANDS: Final[Mapping[str, Home]] = {
         "draft",
         "Write what the root keys are to sign: a new store, or other publishers of the store, "
         "or with neither only later dates.",
+    ),
+    "cache rotate": Home(
+        "cache.trust",
+        "rotate",
+        "Write what the root keys are to sign: other root keys for the store.",
     ),
     "cache sign": Home(
         "cache.trust",

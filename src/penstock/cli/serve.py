@@ -196,7 +196,11 @@ def leave() -> None:
 def load_all(
     repository: ModelRepository, output: Output, events: queues.SimpleQueue[BaseException | None]
 ) -> None:
-    """Loads every model, and says so; an error goes to *events*."""
+    """Loads every model, and says so; an error goes to *events*.
+
+    The main thread waits for one of *events*, so whatever ends this thread must arrive there: a
+    `SystemExit` of a driver too, or the server would never be ready and say nothing.
+    """
     try:
         for name in repository.names:
             seconds = repository.load(name)

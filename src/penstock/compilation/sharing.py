@@ -5,6 +5,7 @@ Whatever the store does, the step is compiled in the end, and the receipt says w
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -20,6 +21,7 @@ from penstock.compilation.calls import token_while_waiting
 from penstock.compilation.entry import Entry, Obtained
 from penstock.compilation.store_check import mark_asked, refuse_revoked
 from penstock.logs import Log
+from penstock.sealed.locks import sleep
 
 if TYPE_CHECKING:
     from penstock.remotecache.fetching import Fetched, Remote
@@ -33,11 +35,17 @@ SILENT_SECONDS: Final = 30.0
 steps then waits once.
 """
 
+MOST_SILENT_SECONDS: Final = 3600.0
+"""The longest time for which an overloaded store is left alone, if it asks for more."""
+
 PUBLISHING_SHARE: Final = 4.0
 """Publishing may take this many times as long as a look-up: it writes and reads some objects."""
 
 
 _silent_until: Final[dict[str, float]] = {}
+
+_first_asked: Final[dict[str, float]] = {}
+"""When this process first asks a store: after a random pause, which all steps wait for."""
 
 
 class Sharing(Closing):
@@ -106,8 +114,10 @@ class Sharing(Closing):
         root = fetching.trusted_root(knobs.store_root())
         if (left := _silent_until.get(entry.store, 0.0) - time.monotonic()) > 0:
             raise errors.StoreUnavailable(
-                f"the store gave no answer in time, and is asked again in {left:.0f} s"
+                "the store gave no answer in time or asked for a pause, and is asked again in "
+                f"{left:.0f} s"
             )
+        self._pause()
         store = open_store(entry.store, seconds)
         self._remote = remote = fetching.Remote(store, root)
         token = derived_token(entry.key.ingredients)
@@ -134,13 +144,31 @@ class Sharing(Closing):
             found = fetching.within(seconds, ask, token_while_waiting(entry.config.cancel))
         except errors.NoEntry as error:
             self._note(str(error))
-        except errors.StoreUnavailable:
+        except errors.StoreUnavailable as error:
             # An error that comes at once costs the next step nothing.
-            if time.monotonic() - began >= seconds:
-                _silent_until[entry.store] = time.monotonic() + SILENT_SECONDS
+            silent = SILENT_SECONDS if time.monotonic() - began >= seconds else 0.0
+            silent = max(silent, min(error.retry_after, MOST_SILENT_SECONDS))
+            _silent_until[entry.store] = time.monotonic() + silent
             raise
         mark_asked(entry.store, time.time())
         return found
+
+    def _pause(self) -> None:
+        """Waits a random time before the first question of this process. Raises `Cancelled`."""
+        config, longest = self._entry.config, knobs.store_jitter_seconds()
+        now = time.monotonic()
+        begin = _first_asked.setdefault(
+            self._entry.store,
+            now + random.uniform(0, longest),  # noqa: S311  # a pause
+        )
+        cancel = token_while_waiting(config.cancel)
+
+        def stops() -> bool:
+            if cancel is not None:
+                cancel.check()
+            return False
+
+        sleep(seconds_left(config.deadline_ns, begin - now, LOCK_SHARE), stops)
 
     def _load(self, remote: Remote, fetched: Fetched) -> Obtained | None:
         from penstock.remotecache import sealing

@@ -40,17 +40,27 @@ MOST_DRAFT_BYTES = 1 << 22
 
 
 class _Packed(msgspec.Struct, frozen=True):
-    """A draft as JSON: the metadata of both roles, as text."""
+    """A draft as JSON: the metadata of both roles and the present root if any, as text."""
 
     root: str
     targets: str
+    before: str = ""
 
 
 class Administration:
-    """A draft: a version of *root* and of *targets*, with the signatures that they have so far."""
+    """A draft: a version of *root* and of *targets*, with the signatures that they have so far.
 
-    def __init__(self, root: Metadata[Root], targets: Metadata[Targets]) -> None:
-        self.root, self.targets = root, targets
+    *before* is the root that it follows, for whoever is to sign it. Nothing is believed that a
+    draft says of it: a machine follows the roots of the store itself.
+    """
+
+    def __init__(
+        self,
+        root: Metadata[Root],
+        targets: Metadata[Targets],
+        before: Metadata[Root] | None = None,
+    ) -> None:
+        self.root, self.targets, self.before = root, targets, before
 
     @classmethod
     def new(
@@ -64,19 +74,11 @@ class Administration:
 
         Raises `InputError`.
         """
-        if not 1 <= threshold <= len(root_keys):
-            raise InputError(
-                f"the threshold of {len(root_keys)} root keys is 1 to {len(root_keys)}, not "
-                f"{threshold}"
-            )
         expires = datetime.now(UTC) + validity.root
         root = Root(expires=expires, consistent_snapshot=True)
         targets = Targets(expires=expires, delegations=Delegations({}, {}))
-        for role in ("root", "targets"):
-            for key in root_keys:
-                root.add_key(key, role)
-            root.roles[role].threshold = threshold
         draft = cls(Metadata(root), Metadata(targets))
+        draft._set_root_keys(root_keys, threshold)
         draft._authorize(publishers)
         return draft
 
@@ -87,20 +89,27 @@ class Administration:
         *,
         authorize: Mapping[str, SSlibKey] | None = None,
         revoke: Iterable[str] = (),
+        root_keys: Sequence[SSlibKey] | None = None,
+        threshold: int = 1,
         validity: Validity = VALIDITY,
     ) -> Administration:
         """The draft of the next version of *remote*: other publishers, and later dates.
 
-        Authorising a publisher by a known name replaces its key. Raises `InputError` for a
-        publisher to *revoke* that is not trusted, and the errors of `Metadatas.refresh`.
+        Authorising a publisher by a known name replaces its key. From that version on *threshold*
+        of *root_keys* decide, unless they are None; the present threshold of the present keys has
+        to sign the draft too. Raises `InputError` for a publisher to *revoke* that is not trusted,
+        and the errors of `Metadatas.refresh`.
         """
         remote.metadata.refresh()
+        before = Metadata(remote.metadata.history("root", Root))
         root = remote.metadata.history("root", Root)
         targets = remote.metadata.history("targets", Targets)
         expires = datetime.now(UTC) + validity.root
         for signed in (root, targets):
             signed.version, signed.expires = signed.version + 1, expires
-        draft = cls(Metadata(root), Metadata(targets))
+        draft = cls(Metadata(root), Metadata(targets), before)
+        if root_keys is not None:
+            draft._set_root_keys(root_keys, threshold)
         for name in revoke:
             draft._revoke(name)
         draft._authorize(authorize or {})
@@ -114,19 +123,24 @@ class Administration:
             return cls(
                 Metadata[Root].from_bytes(packed.root.encode()),
                 Metadata[Targets].from_bytes(packed.targets.encode()),
+                Metadata[Root].from_bytes(packed.before.encode()) if packed.before else None,
             )
         except (msgspec.DecodeError, DeserializationError, RecursionError) as error:
             raise InputError(f"this is no draft of a store: {error}") from None
 
     def pack(self) -> bytes:
+        before = "" if self.before is None else self.before.to_bytes().decode()
         return msgspec.json.encode(
-            _Packed(self.root.to_bytes().decode(), self.targets.to_bytes().decode())
+            _Packed(self.root.to_bytes().decode(), self.targets.to_bytes().decode(), before)
         )
 
     def sign(self, signer: CryptoSigner) -> None:
-        """Adds the signature of a holder of a root key. Raises `InputError` for another key."""
-        root, keyid = self.root.signed, signer.public_key.keyid
-        if keyid not in root.roles["root"].keyids:
+        """Adds the signature of a holder of a root key, of the present root or of the next.
+
+        Raises `InputError` for another key.
+        """
+        keyid = signer.public_key.keyid
+        if keyid not in self._root_keys() | self._root_keys_before():
             raise InputError(f"the key {keyid[:12]} is not one of the root keys")
         self.root.sign(signer, append=True)
         self.targets.sign(signer, append=True)
@@ -135,11 +149,29 @@ class Administration:
         """What the draft says, a line for each key, for whoever is to sign it."""
         root = self.root.signed
         lines = [f"root version {root.version}, valid until {root.expires:%Y-%m-%d}"]
-        threshold = root.roles["root"].threshold
+        own, former = self._root_keys(), self._root_keys_before()
         lines += [
-            f"root key {key[:12]} ({threshold} must sign)" for key in root.roles["root"].keyids
+            f"root key {key[:12]} ({root.roles['root'].threshold} must sign)"
+            f"{', new' if former and key not in former else ''}{self._signed_by(key)}"
+            for key in root.roles["root"].keyids
         ]
+        if self.before is not None and own != former:
+            present = self.before.signed.roles["root"]
+            lines += [
+                f"root key {key[:12]} of the present root ({present.threshold} must sign)"
+                f"{'' if key in own else ', leaves'}{self._signed_by(key)}"
+                for key in present.keyids
+            ]
         return lines + [f"publisher {n}: key {key[:12]}" for n, key in sorted(self.keys().items())]
+
+    def _root_keys(self) -> set[str]:
+        return set(self.root.signed.roles["root"].keyids)
+
+    def _root_keys_before(self) -> set[str]:
+        return set() if self.before is None else set(self.before.signed.roles["root"].keyids)
+
+    def _signed_by(self, key: str) -> str:
+        return ", signed" if key in self.root.signatures else ""
 
     @property
     def is_new(self) -> bool:
@@ -210,6 +242,22 @@ class Administration:
         name = f"{roles.METADATA}/{root.version}.root.json"
         if remote.store.create(name, self.root.to_bytes()) is None:
             raise StoreUnavailable(f"{remote.store.url} has a {name} already")
+        if set(remote.metadata.publishers()) - set(self.keys()):
+            # Machines that know the root accept a snapshot without the lists of who was revoked.
+            commit(remote, signer, validity)
+
+    def _set_root_keys(self, keys: Sequence[SSlibKey], threshold: int) -> None:
+        """Makes *threshold* of *keys* those that decide. Raises `InputError`."""
+        count = len({key.keyid for key in keys})
+        if not 1 <= threshold <= count:
+            raise InputError(f"the threshold of {count} root keys is 1 to {count}, not {threshold}")
+        root = self.root.signed
+        for role in ("root", "targets"):
+            for old in tuple(root.roles[role].keyids):
+                root.revoke_key(old, role)
+            for key in keys:
+                root.add_key(key, role)
+            root.roles[role].threshold = threshold
 
     def _authorize(self, publishers: Mapping[str, SSlibKey]) -> None:
         root, targets = self.root.signed, self.targets.signed

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Final
 
 from penstock.errors import CacheError, StoreUnavailable, WrongLength
+from penstock.remotecache import roles
 from penstock.remotecache.stores import Named, Stored, checked_name, etag_of
 from penstock.sealed.files import SYSTEM_FILES, open_cache_file, read_exactly, write_all
 from penstock.sealed.locks import locked
@@ -49,6 +50,18 @@ class DirectoryStore:
         return Stored(bytes(content), _etag(content))
 
     def listed(self, prefix: str, most: int) -> list[Named]:
+        files = self._files(prefix, most)
+        return [one for one in files if not one.name.endswith(_TEMPORARY)]
+
+    def unfinished(self, most: int) -> list[Named]:
+        found: list[Named] = []
+        for prefix in (roles.METADATA, roles.ENTRIES, roles.LEASES):
+            files = self._files(prefix, most)
+            found += [one for one in files if one.name.endswith(_TEMPORARY)]
+        return found
+
+    def _files(self, prefix: str, most: int) -> list[Named]:
+        """The files below *prefix*, those of writers that are under way too."""
         found: list[Named] = []
         with (
             self._naming("listed", prefix),
@@ -56,7 +69,7 @@ class DirectoryStore:
             os.scandir(self._at(prefix)) as files,
         ):
             for one in files:
-                if one.is_file(follow_symlinks=False) and not one.name.endswith(_TEMPORARY):
+                if one.is_file(follow_symlinks=False):
                     # A writer may replace or remove it meanwhile.
                     with suppress(FileNotFoundError):
                         state = one.stat(follow_symlinks=False)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from penstock.cache.ingredients import derived_token
 from penstock.errors import CacheError, NoEntry
 from penstock.logs import printable
+from penstock.remotecache.bins import Lists
 from penstock.remotecache.fetching import Remote
 from penstock.remotecache.sealing import why_not_shared
 
@@ -67,14 +69,12 @@ def _nearest(remote: Remote, ingredients: Mapping[str, str]) -> str:
 def _listed(remote: Remote, structure: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The descriptions of the entries of the model *structure*, with their publishers."""
     for publisher in remote.metadata.publishers():
-        try:
-            listed = remote.metadata.list_of(publisher)
-        except CacheError:
-            continue
-        for target in () if listed is None else listed.targets.values():
-            custom = target.custom
-            if isinstance(custom, dict) and custom.get("structure") == structure:
-                yield publisher, custom
+        # What cannot be read explains nothing.
+        with suppress(CacheError):
+            for target in Lists(remote.metadata, publisher).entries():
+                custom = target.custom
+                if isinstance(custom, dict) and custom.get("structure") == structure:
+                    yield publisher, custom
 
 
 def _text(value: object) -> str:

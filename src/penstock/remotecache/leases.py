@@ -8,6 +8,7 @@ who sees the same version for long enough, by his own clock, takes the lease ove
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from contextlib import suppress
@@ -110,7 +111,9 @@ class Waiting:
             self.begun = True
             if now >= until:
                 return False
-            sleep(min(pause, until - now), None if cancel is None else partial(_stops, cancel))
+            # Machines that wait for the same holder do not ask in step.
+            jittered = random.uniform(0.5, 1.5) * pause  # noqa: S311  # a pause
+            sleep(min(jittered, until - now), None if cancel is None else partial(_stops, cancel))
             pause = min(_LONGEST_PAUSE, 1.5 * pause)
 
     def _is_dead(self) -> bool:

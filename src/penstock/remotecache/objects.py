@@ -1,4 +1,8 @@
-"""Stores in object storage, through `obstore`."""
+"""Stores in object storage, through `obstore`.
+
+A read that failed is tried again by plain HTTP at a signed address. Its answer says what `obstore`
+does not hand on: how long an overloaded store wants to be left alone.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,33 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import obstore
 from obstore import exceptions
-from obstore.store import GCSStore, HTTPStore, MemoryStore, S3Store
+from obstore.store import GCSStore, MemoryStore, S3Store
 
 from penstock.errors import CacheError, InputError, PenstockError, StoreUnavailable, WrongLength
 from penstock.logs import printable
-from penstock.remotecache.stores import Named, Stored, Unconditional, checked_name, etag_of
+from penstock.remotecache import web
+from penstock.remotecache.patience import Refusal, patiently
+from penstock.remotecache.stores import (
+    Named,
+    ObjectStore,
+    Stored,
+    Unconditional,
+    checked_name,
+    etag_of,
+)
 
 if TYPE_CHECKING:
     from obstore import PutMode, UpdateVersion
-    from obstore.store import ObjectStore as AnyStore
+    from obstore.store import ObjectStore as AnyStore, RetryConfig
 
 Condition: TypeAlias = Literal["e_tag", "version"]
 
 _CHUNK: Final = 1 << 20
 _LISTED: Final = 1000
 _SHOWN: Final = 200
+_FORBIDDEN: Final = 403
+_VERSIONS: Final = {"e_tag": "ETag", "version": "x-goog-generation"}
+"""The header with the version of an object, by the condition of writes."""
 
 _memories: Final[dict[str, MemoryStore]] = {}
 _lock: Final = threading.Lock()
@@ -34,18 +50,34 @@ _lock: Final = threading.Lock()
 class Objects:
     """A `penstock.remotecache.stores.ObjectStore` in *store*, a store of `obstore`.
 
-    *condition* is the attribute of a version that its conditional writes compare.
+    *reading* is the same store without retries; it is read for at most *seconds*. *condition* is
+    the attribute of a version that its conditional writes compare.
     """
 
-    def __init__(self, url: str, store: AnyStore, condition: Condition = "e_tag") -> None:
-        self.url, self._store, self._condition = url, store, condition
+    def __init__(
+        self,
+        url: str,
+        store: AnyStore,
+        reading: AnyStore,
+        seconds: float,
+        condition: Condition = "e_tag",
+    ) -> None:
+        self.url, self._store, self._reading = url, store, reading
+        self._seconds, self._condition = seconds, condition
 
     def get(self, name: str, most: int) -> Stored | None:
+        return patiently(lambda number: self._read(name, most, number), self._seconds)
+
+    def _read(self, name: str, most: int, number: int) -> Stored | None:
+        if number and (address := self._signed(name)):
+            return web.read(address, name, most, self._seconds, _VERSIONS[self._condition])
         with self._naming("read", name):
             try:
-                found = obstore.get(self._store, checked_name(name))
+                found = obstore.get(self._reading, checked_name(name))
             except FileNotFoundError:
                 return None
+            except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+                raise Refusal(self._words("read", name, error), _FORBIDDEN) from None
             size = found.meta["size"]
             if size > most:
                 raise WrongLength(f"{name} has {size} bytes in the store, more than {most}")
@@ -67,6 +99,9 @@ class Objects:
                     raise WrongLength(f"{self.url} has more than {most} objects in {prefix}")
             return found
 
+    def unfinished(self, most: int) -> list[Named]:  # objects are written whole
+        return []
+
     def create(self, name: str, content: bytes) -> str | None:
         return self._put(name, content, "create", exceptions.AlreadyExistsError)
 
@@ -80,6 +115,17 @@ class Objects:
                 obstore.delete(self._store, checked_name(name))
             except FileNotFoundError:
                 return
+
+    def _signed(self, name: str) -> str:
+        """The address at which anybody may read the object for a while; empty without one."""
+        if not isinstance(self._reading, S3Store | GCSStore):
+            return ""
+        valid = timedelta(seconds=60 + self._seconds)
+        try:
+            return obstore.sign(self._reading, "GET", checked_name(name), expires_in=valid)
+        except (exceptions.BaseError, OSError, ValueError):
+            # For example without credentials, for a bucket that everybody may read.
+            return ""
 
     def _version(self, etag: str) -> UpdateVersion:
         return {"version": etag} if self._condition == "version" else {"e_tag": etag}
@@ -110,24 +156,30 @@ class Objects:
         """Turns an error of the store in the block into `StoreUnavailable`."""
         try:
             yield
-        except PenstockError:
+        except (PenstockError, Refusal):
             raise
         except (exceptions.NotSupportedError, NotImplementedError):
             raise Unconditional(f"{self.url} has no writes on a condition") from None
         except (exceptions.BaseError, OSError, ValueError) as error:
-            said = printable(next(iter(str(error).splitlines()), ""))[:_SHOWN]
-            raise StoreUnavailable(f"{name} of {self.url} cannot be {act}: {said}") from None
+            raise StoreUnavailable(self._words(act, name, error)) from None
+
+    def _words(self, act: str, name: str, error: Exception) -> str:
+        said = printable(next(iter(str(error).splitlines()), ""))[:_SHOWN]
+        return f"{name} of {self.url} cannot be {act}: {said}"
 
 
-def open_objects(url: str, scheme: str, seconds: float) -> Objects:
+def open_objects(url: str, scheme: str, seconds: float) -> ObjectStore:
     """The store at *url*, whose requests may take *seconds*. Raises `InputError`."""
     place, _, prefix = url.partition("://")[2].partition("/")
     if scheme == "memory":
         with _lock:
-            return Objects(url, _memories.setdefault(url, MemoryStore()))
+            memory = _memories.setdefault(url, MemoryStore())
+        return Objects(url, memory, memory, seconds)
     if not place:
         raise InputError(f"{url!r} names no bucket or host")
-    brief = {
+    if scheme in {"http", "https"}:
+        return web.WebStore(url, seconds)
+    brief: RetryConfig = {
         "max_retries": 2,
         "retry_timeout": timedelta(seconds=seconds),
         "backoff": {
@@ -136,20 +188,19 @@ def open_objects(url: str, scheme: str, seconds: float) -> Objects:
             "max_backoff": timedelta(seconds=max(0.05, seconds / 4)),
         },
     }
+    once: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=seconds)}
     options: dict[str, Any] = {
-        "retry_config": brief,
+        "prefix": prefix or None,
         "client_options": {
             "timeout": timedelta(seconds=seconds),
             "connect_timeout": timedelta(seconds=seconds),
-            "allow_http": scheme == "http" or _endpoint(scheme).startswith("http://"),
+            "allow_http": _endpoint(scheme).startswith("http://"),
         },
     }
     try:
-        if scheme == "s3":
-            return Objects(url, S3Store(place, prefix=prefix or None, **options))
-        if scheme == "gs":
-            return Objects(url, GCSStore(place, prefix=prefix or None, **options), "version")
-        return Objects(url, HTTPStore.from_url(url, **options))
+        make = GCSStore if scheme == "gs" else S3Store
+        store, reading = (make(place, retry_config=retry, **options) for retry in (brief, once))
+        return Objects(url, store, reading, seconds, "version" if scheme == "gs" else "e_tag")
     except (exceptions.BaseError, ValueError) as error:
         said = printable(str(error))[:_SHOWN]
         raise InputError(f"{url!r} cannot be used as a shared store: {said}") from None

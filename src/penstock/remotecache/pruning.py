@@ -1,5 +1,6 @@
 """Removes from a store what nobody needs: superseded metadata, entries that no list names, leases
-of dead machines, and what was signed by publishers that are not trusted any more.
+of dead machines, files of dead writers, and what was signed by publishers that are not trusted any
+more.
 
 An object is removed only if it has been of no use for a *grace*, by the store's own clock, so that
 readers and publishers that are under way find what they have been told of.
@@ -21,6 +22,7 @@ from tuf.api.serialization import DeserializationError
 
 from penstock.errors import StoreUnavailable
 from penstock.remotecache import roles
+from penstock.remotecache.bins import Lists
 from penstock.remotecache.fetching import Remote
 from penstock.remotecache.publishing import Publisher
 from penstock.remotecache.stores import Named, ObjectStore
@@ -42,6 +44,7 @@ class Pruned(Struct, frozen=True):
     metadata: int
     entries: int
     leases: int
+    unfinished: int
     nbytes: int
     needed: tuple[str, ...]
 
@@ -67,13 +70,16 @@ def prune(remote: Remote, publisher: Publisher, grace: timedelta = GRACE) -> Pru
         if one.written < before and one.name not in named
     ]
     leases = [one for one in store.listed(roles.LEASES, MOST_OBJECTS) if one.written < before]
-    for one in (*superseded, *entries, *leases):
+    unfinished = [one for one in store.unfinished(MOST_OBJECTS) if one.written < before]
+    removed = (*superseded, *entries, *leases, *unfinished)
+    for one in removed:
         store.delete(one.name)
     return Pruned(
         metadata=len(superseded),
         entries=len(entries),
         leases=len(leases),
-        nbytes=sum(one.size for one in (*superseded, *entries, *leases)),
+        unfinished=len(unfinished),
+        nbytes=sum(one.size for one in removed),
         needed=_listed_meanwhile(remote, entries),
     )
 
@@ -98,7 +104,7 @@ def _current(remote: Remote) -> dict[str, int]:
     versions = {
         role: meta.version
         for name, meta in history("snapshot", Snapshot).meta.items()
-        if (role := name.removesuffix(".json")) in trusted
+        if roles.publisher_of(role := name.removesuffix(".json")) in trusted
     }
     return {**versions, "snapshot": history("timestamp", Timestamp).snapshot_meta.version}
 
@@ -135,12 +141,12 @@ def _named_entries(
     """The entries that a list names which stays: the present ones, and those just superseded."""
     named: set[str] = set()
     present = {one.name for one in metadata}
-    for publisher in remote.metadata.publishers():
-        name = f"{roles.METADATA}/{current.get(publisher)}.{publisher}.json"
-        if publisher in current and name not in present:
+    for role, version in current.items():
+        name = f"{roles.METADATA}/{version}.{role}.json"
+        if name not in present:
             raise StoreUnavailable(f"{remote.store.url} has no {name}, so nothing is removed")
-        if (listed := remote.metadata.list_of(publisher)) is not None:
-            named.update(map(object_name, listed.targets.values()))
+    for publisher in remote.metadata.publishers():
+        named.update(map(object_name, Lists(remote.metadata, publisher).entries()))
     gone = {one.name for one in superseded}
     for one in metadata:
         found = _VERSIONED.fullmatch(one.name)
@@ -164,7 +170,8 @@ def _listed_meanwhile(remote: Remote, removed: Iterable[Named]) -> tuple[str, ..
     names = {one.name for one in removed}
     listed: set[str] = set()
     for publisher in remote.metadata.publishers():
-        if names and (own := remote.metadata.list_of(publisher)) is not None:
-            listed.update(names.intersection(map(object_name, own.targets.values())))
+        if names:
+            own = Lists(remote.metadata, publisher).entries()
+            listed.update(names.intersection(map(object_name, own)))
     present = {one.name for one in remote.store.listed(roles.ENTRIES, MOST_OBJECTS)}
     return tuple(sorted(listed - present))

@@ -1,4 +1,4 @@
-"""Publishes entries: uploads them, lists them in the publisher's role, and moves the timestamp.
+"""Publishes entries: uploads them, lists them in the publisher's bins, and moves the timestamp.
 
 The timestamp is the only object that changes. Everything else has a version or a hash in its name
 and is written once, so a publisher that dies in between leaves what nobody refers to.
@@ -17,15 +17,25 @@ from typing import Any, Final
 
 from msgspec import Struct
 from securesystemslib.signer import CryptoSigner
-from tuf.api.metadata import Metadata, MetaFile, Signed, Snapshot, TargetFile, Targets, Timestamp
+from tuf.api.metadata import (
+    Metadata,
+    MetaFile,
+    Root,
+    Signed,
+    Snapshot,
+    TargetFile,
+    Targets,
+    Timestamp,
+)
 
 from penstock.errors import InputError, NotTrusted, StoreUnavailable, WrongLength
 from penstock.remotecache import roles
+from penstock.remotecache.bins import OwnLists
 from penstock.remotecache.fetching import Remote
 from penstock.remotecache.mending import REFUSALS, Present, last_known
 from penstock.remotecache.parcel import MOST_BYTES
 from penstock.remotecache.stores import ObjectStore, Unconditional
-from penstock.remotecache.verification import object_name
+from penstock.remotecache.verification import Metadatas, object_name
 
 MOST_ROUNDS: Final = 64
 """How often a publisher begins again because another one was faster."""
@@ -34,6 +44,11 @@ PUBLISHED: Final = "published"
 """The word under which a list has the day of an entry's last publication (UTC)."""
 
 _RENEWED_AFTER: Final = timedelta(days=7)
+_RENEWED_SHARE: Final = 2 / 3
+"""The share of their validity that must be left of a publisher's lists. A publication signs all of
+them again otherwise.
+"""
+
 _FRESH_SECONDS: Final = 600.0
 _MOST_STEPS: Final = 24
 
@@ -81,13 +96,14 @@ class Publisher:
         """
         added: list[bytes] = []
         written = 0.0
+        renewed = False
         for content in entries.values():
             if len(content) > MOST_BYTES:
                 raise WrongLength(f"an entry has {len(content)} bytes, more than {MOST_BYTES}")
 
-        def change() -> dict[str, Targets]:
-            nonlocal written
-            own = self._remote.metadata.list_of(self._own_name()) or Targets()
+        def change() -> dict[str, Targets] | None:
+            nonlocal written, renewed
+            own = self._lists()
             added.clear()
             today = datetime.now(UTC).date()
             renewed = False
@@ -96,60 +112,63 @@ class Publisher:
                 target = TargetFile.from_data(path, content, ["sha256"])
                 words = {} if described is None else dict(described.get(token, {}))
                 target.unrecognized_fields["custom"] = {**words, PUBLISHED: today.isoformat()}
-                if (before := own.targets.get(path)) is None or before.hashes != target.hashes:
+                if (before := own.get(path)) is None or before.hashes != target.hashes:
                     added.append(token)
                 elif today - published_on(before) < _RENEWED_AFTER:
                     continue
                 renewed = True
-                own.targets[path] = target
+                own.put(target)
             # An object that no list names is removed a day after it was written.
             if renewed and time.time() - written > _FRESH_SECONDS:
                 written = time.time()
                 for content in entries.values():
                     _upload(self._remote.store, content)
-            return {self.name: own} if renewed else {}
+            return own.changed(self._due())
 
-        self._remote.metadata.refresh()
-        if change():
-            self._commit(change)
-        else:
+        self._commit(change)
+        if not renewed:
             for content in entries.values():
                 self._remote.store.create(_entry_name(content), content)
         return added
 
     def unlist(self, before: date) -> int:
         """Takes the entries that were last published before that day (UTC) out of the publisher's
-        list; returns how many. Raises as `publish`.
+        lists; returns how many. Raises as `publish`.
         """
         removed = 0
 
-        def change() -> dict[str, Targets]:
+        def change() -> dict[str, Targets] | None:
             nonlocal removed
-            own = self._remote.metadata.list_of(self._own_name()) or Targets()
-            kept = {p: t for p, t in own.targets.items() if published_on(t) >= before}
-            removed = len(own.targets) - len(kept)
-            own.targets = kept
-            return {self.name: own} if removed else {}
+            own = self._lists()
+            old = [one for one in own.entries() if published_on(one) < before]
+            removed = len(old)
+            for one in old:
+                own.remove(one)
+            return own.changed(self._due())
 
-        self._remote.metadata.refresh()
-        if change():
-            self._commit(change)
+        self._commit(change)
         return removed
 
     def renew(self) -> None:
-        """Signs the publisher's list, the snapshot and the timestamp again, so that they stay
+        """Signs the publisher's lists, the snapshot and the timestamp again, so that they stay
         valid.
 
         Raises as `publish`.
         """
 
         def change() -> dict[str, Targets]:
-            own = self._remote.metadata.list_of(self._own_name())
-            return {} if own is None else {self.name: own}
+            own = self._lists()
+            return own.whole() if self._remote.metadata.has_list(self.name) else {}
 
         self._commit(change)
 
-    def _commit(self, change: Callable[[], dict[str, Targets]]) -> None:
+    def _lists(self) -> OwnLists:
+        return OwnLists(self._remote.metadata, self._own_name(), self._signer.public_key)
+
+    def _due(self) -> datetime:
+        return datetime.now(UTC) + _RENEWED_SHARE * self._validity.list
+
+    def _commit(self, change: Callable[[], dict[str, Targets] | None]) -> None:
         commit(self._remote, self._signer, self._validity, change)
 
     def _own_name(self) -> str:
@@ -164,31 +183,35 @@ def commit(
     remote: Remote,
     signer: CryptoSigner,
     validity: Validity,
-    change: Callable[[], dict[str, Targets]] | None = None,
+    change: Callable[[], dict[str, Targets] | None] | None = None,
     renewed: Mapping[str, MetaFile] | None = None,
 ) -> None:
-    """Writes the lists that *change*() returns, by role, then a snapshot and a timestamp of them.
+    """Writes the lists that *change*() returns, by role, then a snapshot and a timestamp of them;
+    nothing if it returns None.
 
     *change* is called again whenever another publisher was faster. *renewed* refers to other
-    metadata that is in the store already. A timestamp that readers refuse is replaced first. Raises
-    as `publish`.
+    metadata that is in the store already. The snapshot drops the lists of publishers that are not
+    trusted. A timestamp that readers refuse is replaced first. Raises as `publish`.
     """
     metadata = remote.metadata
     for attempt in range(MOST_ROUNDS):
         if attempt:
             time.sleep(random.uniform(0, min(1.0, 0.01 * 2**attempt)))  # noqa: S311  # a pause
-        lists: dict[str, Targets] = {}
+        lists: dict[str, Targets] | None = {}
         mended = False
         try:
             metadata.refresh()
-            present = Present(
-                metadata.history("snapshot", Snapshot),
-                metadata.history("timestamp", Timestamp),
-                metadata.etag,
-            )
-            lists = {} if change is None else change()
         except REFUSALS:
+            known = metadata.history("root", Root).roles["timestamp"].keyids
+            if signer.public_key.keyid not in known:
+                raise
             present, mended = last_known(remote), True
+        else:
+            timestamp = metadata.history("timestamp", Timestamp)
+            present = Present(_without_revoked(metadata), timestamp, metadata.etag)
+            lists = {} if change is None else change()
+        if lists is None:
+            return
         now, snapshot = datetime.now(UTC), present.snapshot
         snapshot.meta.update(renewed or {})
         for role, own in lists.items():
@@ -201,6 +224,14 @@ def commit(
         ):
             return
     raise StoreUnavailable(f"other publishers were faster {MOST_ROUNDS} times: try again")
+
+
+def _without_revoked(metadata: Metadatas) -> Snapshot:
+    """The present snapshot, of the lists of publishers that are trusted now."""
+    snapshot = metadata.history("snapshot", Snapshot)
+    trusted = {"targets", *metadata.publishers()}
+    snapshot.meta = {n: m for n, m in snapshot.meta.items() if roles.publisher_of(n) in trusted}
+    return snapshot
 
 
 def _move(store: ObjectStore, present: Present, signer: CryptoSigner, expires: datetime) -> bool:

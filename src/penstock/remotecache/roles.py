@@ -1,8 +1,8 @@
 """The roles of the metadata of a store, their names, limits and keys.
 
 The metadata is that of The Update Framework (TUF): `root` names the keys of all roles, `targets`
-names the publishers, each publisher's role lists its entries, `snapshot` has the version of each
-list, and `timestamp` that of the snapshot.
+names the publishers, each publisher's role names its hash bins, which list its entries, `snapshot`
+has the version of each list, and `timestamp` that of the snapshot.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ MOST_SNAPSHOT: Final = 1 << 20
 MOST_TARGETS: Final = 1 << 23
 """Maximum bytes of the metadata of each kind. An entry takes some 470 bytes of its list."""
 
-MOST_ROTATIONS: Final = 64
-"""Maximum versions of the root that a machine follows at once."""
+MOST_ROTATIONS: Final = 256
+"""Maximum versions of the root that a machine follows from the one that it was given."""
 
 MOST_PUBLISHERS: Final = 16
+
+MOST_DELEGATIONS: Final = 2
+"""How often a role may hand a search on: `targets` to a publisher, and that one to a bin."""
 
 MOST_KEY_BYTES: Final = 1 << 14
 
@@ -56,6 +59,11 @@ def checked_publisher(name: str) -> str:
 def target_of(publisher: str, token: str) -> str:
     """The path of the entry of *token* among the targets of *publisher*'s role."""
     return f"{publisher}/{token}"
+
+
+def publisher_of(role: str) -> str:
+    """The publisher of the list *role*: its own role or one of its bins."""
+    return role.partition(".")[0]
 
 
 def signer_of(pem: bytes) -> CryptoSigner:
@@ -92,6 +100,11 @@ def new_key() -> tuple[bytes, bytes, str]:
 def read_key(path: str) -> CryptoSigner:
     """The signer with the private key in the file at *path*. Raises `InputError`, `Unreadable`."""
     return signer_of(read_file(path, "the private key"))
+
+
+def read_public_key(path: str) -> SSlibKey:
+    """The public key in the file at *path*. Raises `InputError`, `Unreadable`."""
+    return public_key_of(read_file(path, "the public key"))
 
 
 def read_file(path: str, what: str, most: int = MOST_KEY_BYTES) -> bytes:

@@ -58,6 +58,12 @@ class ObjectStore(Protocol):
         """
         ...
 
+    def unfinished(self, most: int) -> list[Named]:
+        """What writers that died left half written, which no read returns. Raises `WrongLength` for
+        more than *most* of it.
+        """
+        ...
+
     def create(self, name: str, content: bytes) -> str | None:
         """Makes the object and returns its ETag; None if there is one of that name already.
 

@@ -7,13 +7,23 @@ versions it has seen, so that older ones are refused.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Final, TypeVar
 
 from tuf.api import exceptions
-from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
+from tuf.api.metadata import (
+    Metadata,
+    MetaFile,
+    Root,
+    Snapshot,
+    TargetFile,
+    Targets,
+    Timestamp,
+)
 from tuf.ngclient import Updater, UpdaterConfig
 from tuf.ngclient.fetcher import FetcherInterface
 
@@ -28,7 +38,7 @@ from penstock.errors import (
     WrongLength,
 )
 from penstock.logs import printable
-from penstock.remotecache import roles
+from penstock.remotecache import bins, roles
 from penstock.remotecache.stores import ObjectStore
 from penstock.sealed.locks import locked
 from penstock.sealed.places import store_directory
@@ -38,7 +48,7 @@ T = TypeVar("T", Root, Snapshot, Targets, Timestamp)
 _BASE: Final = "penstock://"
 _CONFIG: Final = UpdaterConfig(
     max_root_rotations=roles.MOST_ROTATIONS,
-    max_delegations=roles.MOST_PUBLISHERS,
+    max_delegations=roles.MOST_DELEGATIONS,
     root_max_length=roles.MOST_ROOT,
     timestamp_max_length=roles.MOST_TIMESTAMP,
     snapshot_max_length=roles.MOST_SNAPSHOT,
@@ -105,11 +115,49 @@ class Metadatas:
         self._updater = None
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         with self.exclusive(seconds), _named():
-            updater = Updater(
-                self.directory, _BASE, fetcher=self._fetcher, config=_CONFIG, bootstrap=self._root
-            )
-            updater.refresh()
-            self._updater = updater
+            try:
+                self._updater = self._refreshed(self.directory)
+            except exceptions.RepositoryError:
+                if not (revoked := self._revoked_lists()):
+                    raise
+                self._forget(revoked)
+                self._updater = self._refreshed(self.directory)
+
+    def _refreshed(self, directory: str) -> Updater:
+        updater = Updater(
+            directory, _BASE, fetcher=self._fetcher, config=_CONFIG, bootstrap=self._root
+        )
+        updater.refresh()
+        return updater
+
+    def _revoked_lists(self) -> set[str]:
+        """The lists in the history that are of publishers whom the root does not know any more."""
+        with suppress(NotTrusted):
+            trusted = {"targets", *self.publishers()}
+            meta = self.history("snapshot", Snapshot).meta
+            return {name for name in meta if roles.publisher_of(name) not in trusted}
+        return set()
+
+    def _forget(self, revoked: Collection[str]) -> None:
+        """Takes the *revoked* lists out of the history.
+
+        TUF refuses a snapshot that lacks a list which an earlier one had. A store drops those of
+        revoked publishers, so the next snapshot is verified in an empty history with the present
+        timestamp, and no other list may be missing there or older.
+        """
+        with tempfile.TemporaryDirectory(dir=self.directory) as fresh:
+            with suppress(FileNotFoundError):
+                shutil.copy(os.path.join(self.directory, "timestamp.json"), fresh)
+            shutil.copytree(f"{self.directory}/root_history", f"{fresh}/root_history")
+            self._refreshed(fresh)
+            path = os.path.join(fresh, "snapshot.json")
+            after = Metadata[Snapshot].from_file(path).signed.meta
+            for name, before in self.history("snapshot", Snapshot).meta.items():
+                if name not in revoked and (
+                    (now := after.get(name)) is None or now.version < before.version
+                ):
+                    raise exceptions.BadVersionNumberError(f"the snapshot has an older {name}")
+            os.replace(path, os.path.join(self.directory, "snapshot.json"))
 
     @contextmanager
     def exclusive(self, seconds: float) -> Iterator[None]:
@@ -153,46 +201,56 @@ class Metadatas:
 
     def find(self, publisher: str, token: str) -> Listed | None:
         """The entry of *token* that *publisher* lists. Raises as `refresh`."""
-        if not self.has_list(publisher) or self._updater is None:
+        path = roles.target_of(publisher, token)
+        if self._updater is None or bins.bin_of(publisher, path) not in self.bins_of(publisher):
             return None
         with self.exclusive(10.0), _named():
-            target = self._updater.get_targetinfo(roles.target_of(publisher, token))
+            target = self._updater.get_targetinfo(path)
         if target is None:
             return None
         return Listed(publisher, self.publishers().get(publisher, ()), target)
-
-    def list_of(self, publisher: str) -> Targets | None:
-        """The list of the entries of *publisher*, for itself to go on from: a list whose date has
-        passed too. None if it has none, or none that its present key signed.
-        """
-        if not self.has_list(publisher):
-            return None
-        try:
-            self.find(publisher, "-")
-        except NotTrusted:
-            return None
-        except Expired:
-            return self._expired_list(publisher)
-        return self.history(publisher, Targets)
-
-    def _expired_list(self, publisher: str) -> Targets:
-        meta = self.history("snapshot", Snapshot).meta[f"{publisher}.json"]
-        name = f"{roles.METADATA}/{meta.version}.{publisher}.json"
-        found = self.store.get(name, roles.MOST_TARGETS)
-        if found is None:
-            raise StoreUnavailable(f"the store has no {name}")
-        delegations = self.history("targets", Targets)
-        with _named():
-            meta.verify_length_and_hashes(found.content)
-            listed = Metadata[Targets].from_bytes(found.content)
-            delegations.verify_delegate(publisher, listed.signed_bytes, listed.signatures)
-        return listed.signed
 
     def has_list(self, publisher: str) -> bool:
         """Whether *publisher* is trusted now, and has published something."""
         if publisher not in self.publishers():
             return False
         return f"{publisher}.json" in self.history("snapshot", Snapshot).meta
+
+    def bins_of(self, publisher: str) -> set[str]:
+        """The bins of *publisher* that the snapshot names; none if it is not trusted now."""
+        if not self.has_list(publisher):
+            return set()
+        meta = self.history("snapshot", Snapshot).meta
+        return {name for name in bins.names(publisher) if f"{name}.json" in meta}
+
+    def signed(self, role: str, delegator: Targets) -> Targets | None:
+        """The list *role* that the snapshot names, for its publisher to go on from, whatever its
+        date. None if *delegator* trusts none of the keys that signed it, or the store lost it.
+
+        Raises `SealBroken` and `StoreUnavailable`.
+        """
+        meta = self.history("snapshot", Snapshot).meta[f"{role}.json"]
+        if (content := self._content(role, meta)) is None:
+            return None
+        try:
+            with _named():
+                meta.verify_length_and_hashes(content)
+                listed = Metadata[Targets].from_bytes(content)
+                delegator.verify_delegate(role, listed.signed_bytes, listed.signatures)
+        except NotTrusted:
+            return None
+        return listed.signed
+
+    def _content(self, role: str, meta: MetaFile) -> bytes | None:
+        """The metadata of *role*, from the history if it is the version of *meta*."""
+        with suppress(OSError, exceptions.LengthOrHashMismatchError):
+            with open(os.path.join(self.directory, f"{role}.json"), "rb") as file:
+                content = file.read()
+            meta.verify_length_and_hashes(content)
+            return content
+        name = f"{roles.METADATA}/{meta.version}.{role}.json"
+        found = self.store.get(name, roles.MOST_TARGETS)
+        return None if found is None else found.content
 
     def history(self, role: str, kind: type[T]) -> T:
         """The metadata of *role* that was verified last. Raises `NotTrusted`."""

@@ -62,8 +62,8 @@ CODE: Final = "\ncode"
 UNRELATED: Final = frozenset({
     "cache_dir", "cache_limit_mib", "cache_store", "calibrate", "keep_failure_data",
     "keep_failures", "key_store", "late_write_seconds", "lease_seconds", "random_seed",
-    "sandbox_log", "state_dir", "store_check_hours", "store_key", "store_root", "store_seconds",
-    "store_wait_seconds",
+    "sandbox_log", "state_dir", "store_check_hours", "store_jitter_seconds", "store_key",
+    "store_root", "store_seconds", "store_wait_seconds",
 })  # fmt: skip
 """Settings that decide nothing about a plan."""
 

@@ -6,6 +6,7 @@ known before anything is compiled.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ class MemoryBudget:
     """The memory of all versions: at most *total* bytes, None for any number. Thread-safe."""
 
     def __init__(self, total: int | None) -> None:
-        self._total = total
+        self._total = math.inf if total is None else total
         self._changed = threading.Condition()
         self._sums = dict.fromkeys(STATES, 0)
         self._changes = 0
@@ -59,7 +60,7 @@ class MemoryBudget:
     def used(self) -> int:
         """Bytes of all versions in memory."""
         with self._changed:
-            return self._sums["loading"] + self._sums["held"] + self._sums["leaving"]
+            return self._taken()
 
     def lease(self, nbytes: int, unload: Callable[[], bool]) -> Lease:
         """Memory for a version. While there is too little, calls *unload*, which unloads a model
@@ -97,11 +98,11 @@ class MemoryBudget:
                 self._changes += 1
                 self._changed.notify_all()
 
-    def _short(self, nbytes: int) -> int:
-        if self._total is None:
-            return 0
-        sums = self._sums
-        return sums["loading"] + sums["held"] + sums["leaving"] + nbytes - self._total
+    def _short(self, nbytes: int) -> float:
+        return self._taken() + nbytes - self._total
+
+    def _taken(self) -> int:
+        return self._sums["loading"] + self._sums["held"] + self._sums["leaving"]
 
     def _wait(self, nbytes: int, end: float) -> None:
         left = end - time.monotonic()
@@ -109,11 +110,9 @@ class MemoryBudget:
             raise self._refusal(nbytes)
 
     def _refusal(self, nbytes: int) -> NoMemory:
-        assert self._total is not None
-        taken = self._total + self._short(0)
         return NoMemory(
-            f"it needs {_mib(nbytes)} MiB; {_mib(taken)} of {_mib(self._total)} MiB are in use by "
-            "models that stay"
+            f"it needs {_mib(nbytes)} MiB; {_mib(self._taken())} of {_mib(self._total)} MiB are in "
+            "use by models that stay"
         )
 
 
@@ -179,5 +178,5 @@ def _peak(model: Model) -> int:
     return plan_arena(requests).nbytes
 
 
-def _mib(nbytes: int) -> str:
+def _mib(nbytes: float) -> str:
     return f"{nbytes / MIB:.1f}"

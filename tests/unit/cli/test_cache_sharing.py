@@ -140,6 +140,26 @@ def test_a_draft_needs_every_signature_of_the_threshold(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("store")
+def test_root_keys_are_rotated(run: Run) -> None:
+    run(*PUBLISH, machine="ci")
+    assert explained(run("--json", *EXPLAIN)).startswith("would be fetched")
+    run("keygen", "root3.pem")
+    keys = ("--root-key", "root2.pem.pub", "--root-key", "root3.pem.pub")
+    said = run("rotate", "second", *keys, "--threshold", "2").stdout
+    assert said.count(", new") == said.count(", leaves") == 1
+    for key in ("root1.pem", "root2.pem"):
+        run("sign", "second", "--key", key)
+    refused = run("apply", "second", machine="dev", fails=True)
+    assert "not signed by enough keys" in " ".join(refused.output.split())
+    assert run("sign", "second", "--key", "root3.pem").stdout.count(", signed") == 4
+    run("apply", "second", machine="dev")
+    assert explained(run("--json", *EXPLAIN)).startswith("would be fetched")
+    run("draft", "third", "--revoke", "ci")
+    refused = run("sign", "third", "--key", "root1.pem", fails=True)
+    assert "is not one of the root keys" in " ".join(refused.output.split())
+
+
+@pytest.mark.usefixtures("store")
 def test_a_publisher_renews_a_store(run: Run) -> None:
     assert "renewed by dev" in run("renew", machine="dev").stdout
 

@@ -47,6 +47,7 @@ PLAIN = (
     "cache prune --grace-hours 2 --unlist-days 90 --store s3://bucket/prefix",
     "cache keygen key.pem",
     "cache draft d --root-key a.pub --root-key b.pub --threshold 2 --publisher ci=c.pub",
+    "cache rotate d --root-key a.pub --root-key b.pub --threshold 2",
     "cache sign d --key root.pem",
     "cache apply d --root root.json",
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +18,12 @@ from penstock import knobs
 from penstock.cache import CacheInfo
 from penstock.compilation import StepReceipt
 from penstock.compilation.entry import is_due
-from penstock.errors import Cancelled, InputError
+from penstock.errors import Cancelled, InputError, StoreUnavailable
 from penstock.hal import CancelToken
 from penstock.remotecache import roles
+from penstock.remotecache.bins import Lists
 from penstock.remotecache.leases import BuildLease, Waiting, lease_name
+from penstock.remotecache.publishing import Publisher
 from penstock.remotecache.stores import ObjectStore, Stored, open_store
 from penstock.sealed.places import asked_path
 from tests.support_stores import Fleet
@@ -106,18 +110,19 @@ def test_without_a_trusted_root_nothing_is_believed(
     assert found.shared.startswith("NotTrusted: the knob store_root names no trusted root")
 
 
+def tokens(publisher: Publisher) -> list[bytes]:
+    """What *publisher* lists."""
+    listed = Lists(publisher._remote.metadata, publisher.name).entries()
+    return [bytes.fromhex(one.path.split("/")[1]) for one in listed]
+
+
 def test_an_entry_of_another_key_is_refused(fleet: Fleet) -> None:
     """A publisher lists the entry of one key under the name of another."""
     start(fleet, "builder", "ci")
     start(fleet, "builder", "ci", preference="low_power")
     publisher = fleet.publisher()
-    own = publisher._remote.metadata.list_of("ci")
-    assert own is not None
-    one, two = (
-        publisher._remote.look_up(bytes.fromhex(path.split("/")[1])).parcel.pack()
-        for path in own.targets
-    )
-    first, second = (bytes.fromhex(path.split("/")[1]) for path in own.targets)
+    first, second = tokens(publisher)
+    one, two = (publisher._remote.look_up(token).parcel.pack() for token in (first, second))
     publisher.publish({first: two, second: one})
     found = start(fleet, "reader").cache
     assert found.outcome == "miss"
@@ -173,12 +178,48 @@ def test_a_store_that_gives_no_answer_is_waited_for_once(
         stopped.released.set()
     assert said[0].startswith("StoreUnavailable: the store did not answer within 0.1 s")
     assert {words.partition(", and")[0] for words in said[1:]} == {
-        "StoreUnavailable: the store gave no answer in time"
+        "StoreUnavailable: the store gave no answer in time or asked for a pause"
     }
     assert stopped._left == asked
     monkeypatch.undo()
     monkeypatch.setattr("penstock.compilation.sharing._silent_until", {fleet.url: 0.0})
     assert start(fleet, "four").cache.shared.startswith("NoEntry")
+
+
+def test_a_store_that_asks_for_a_pause_is_left_alone_for_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuse(name: str, *_: object) -> None:
+        asked.append(name)
+        error = StoreUnavailable("the server answered 503")
+        error.retry_after = 100.0
+        raise error
+
+    overloaded = SimpleNamespace(url=fleet.url, get=refuse)
+    monkeypatch.setattr("penstock.remotecache.stores.open_store", lambda *_: overloaded)
+    first, second = (start(fleet, name).cache for name in ("one", "two"))
+    assert first.shared == "StoreUnavailable: the server answered 503"
+    assert second.saved
+    assert second.shared.endswith(("is asked again in 99 s", "is asked again in 100 s"))
+    assert len(asked) == 1
+
+
+def test_a_process_first_asks_a_store_after_a_random_pause(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(fleet, "builder", "ci")
+    monkeypatch.setattr("penstock.compilation.sharing._first_asked", {})
+    monkeypatch.setattr("penstock.compilation.sharing.random.uniform", lambda _, most: most / 2)
+    with knobs.override(store_jitter_seconds=0.6):
+        seconds = []
+        for name in ("one", "two"):
+            began = time.monotonic()
+            assert start(fleet, name).cache.shared.startswith("fetched")
+            seconds.append(time.monotonic() - began)
+    assert seconds[0] >= 0.3
+    assert seconds[1] < seconds[0]
 
 
 def test_a_store_gets_a_share_of_the_time_to_the_deadline(
@@ -251,10 +292,7 @@ def published(fleet: Fleet) -> tuple[bytes, bytes]:
     other = Fleet(fleet.place / "other")
     start(other, "builder", "ci")
     publisher = other.publisher()
-    own = publisher._remote.metadata.list_of("ci")
-    assert own is not None
-    (path,) = own.targets
-    token = bytes.fromhex(path.split("/")[1])
+    (token,) = tokens(publisher)
     return token, other.machine().look_up(token).parcel.pack()
 
 

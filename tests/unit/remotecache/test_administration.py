@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tuf.api.metadata import Root, Snapshot
 
 from penstock.errors import InputError, NoEntry, NotTrusted, StoreUnavailable
 from penstock.remotecache.administration import Administration
+from penstock.remotecache.pruning import prune
+from tests.support_store_attacks import bin_with
 from tests.support_stores import Fleet, new_url, parcel, signer
 
 TOKEN = bytes(range(32))
@@ -146,3 +150,120 @@ def test_the_first_root_is_trusted_beyond_its_own_versions(fleet: Fleet) -> None
     fleet.publish(TOKEN)
     assert machine.look_up(TOKEN).parcel == parcel()
     assert new_url() != fleet.url
+
+
+def rotated(fleet: Fleet, count: int = 3, threshold: int = 2) -> Administration:
+    """A draft with other root keys, which are those of *fleet* from then on, and no signature."""
+    fleet.roots = [signer() for _ in range(count)]
+    keys = [root.public_key for root in fleet.roots]
+    return Administration.changed(fleet.machine(), root_keys=keys, threshold=threshold)
+
+
+def rotate(fleet: Fleet) -> None:
+    old = fleet.roots[:2]
+    draft = rotated(fleet)
+    for key in (*old, *fleet.roots[:2]):
+        draft.sign(key)
+    draft.apply(fleet.machine(), fleet.keys["ci"])
+
+
+def test_root_keys_are_replaced_by_the_old_ones_and_the_new_ones(fleet: Fleet) -> None:
+    fleet.publish(TOKEN)
+    machine, old = fleet.machine(), fleet.roots
+    machine.look_up(TOKEN)
+    rotate(fleet)
+    for one in (machine, fleet.machine()):
+        assert one.look_up(TOKEN).parcel == parcel()
+    fleet.revoke("dev", by="ci")
+    machine.metadata.refresh()
+    assert list(machine.metadata.publishers()) == ["ci"]
+    draft = Administration.changed(fleet.machine())
+    with pytest.raises(InputError, match="not one of the root keys"):
+        draft.sign(old[0])
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (0, 3), (3, 0)])
+def test_a_rotation_needs_both_thresholds(before: int, after: int, fleet: Fleet) -> None:
+    old = fleet.roots
+    draft = Administration.unpack(rotated(fleet).pack())
+    for key in (*old[:before], *fleet.roots[:after]):
+        draft.sign(key)
+    with pytest.raises(NotTrusted, match="not signed by enough keys"):
+        draft.apply(fleet.machine(), fleet.keys["ci"])
+
+
+def test_a_machine_follows_rotations_one_by_one(fleet: Fleet) -> None:
+    """It was off, and has the first root only; the keys of that have signed nothing since."""
+    machine = fleet.machine()
+    for _ in range(3):
+        rotate(fleet)
+    fleet.publish(TOKEN)
+    assert machine.look_up(TOKEN).parcel == parcel()
+    assert machine.metadata.history("root", Root).version == 4
+
+
+def test_a_draft_of_a_rotation_says_which_keys_come_and_leave(fleet: Fleet) -> None:
+    kept, *leaving = fleet.roots
+    keys = [kept.public_key, signer().public_key]
+    draft = Administration.changed(fleet.machine(), root_keys=keys)
+    draft.sign(leaving[0])
+    old, new = (f"root key {key.keyid[:12]}" for key in keys)
+    gone = [f"root key {key.public_key.keyid[:12]} of the present root" for key in leaving]
+    assert [line for line in draft.show() if line.startswith("root key")] == [
+        f"{old} (1 must sign)",
+        f"{new} (1 must sign), new",
+        f"{old} of the present root (2 must sign)",
+        f"{gone[0]} (2 must sign), leaves, signed",
+        f"{gone[1]} (2 must sign), leaves",
+    ]
+
+
+@pytest.mark.parametrize("threshold", [0, 4])
+def test_a_threshold_of_a_rotation_must_be_possible(threshold: int, fleet: Fleet) -> None:
+    with pytest.raises(InputError, match="the threshold of 3 root keys is 1 to 3"):
+        rotated(fleet, threshold=threshold)
+
+
+def test_lists_of_a_revoked_publisher_leave_the_snapshot(fleet: Fleet) -> None:
+    """Machines that have seen them accept that, and go on to refuse older lists of others."""
+    fleet.publish(TOKEN, name="ci")
+    fleet.publish(bytes(32), name="dev")
+    machine = fleet.machine()
+    machine.look_up(TOKEN)
+    fleet.revoke("ci", by="dev")
+    for one in (machine, fleet.machine()):
+        assert one.look_up(bytes(32)).listed.publisher == "dev"
+        lists = {n for n in one.metadata.history("snapshot", Snapshot).meta if n != "targets.json"}
+        assert lists == {"dev.json", f"{bin_with(bytes(32), 'dev')}.json"}
+
+
+def test_a_name_that_was_revoked_can_be_given_to_another_key(fleet: Fleet) -> None:
+    for number in range(5):
+        fleet.publish(TOKEN, f"number {number}", name="ci")
+    machine = fleet.machine()
+    machine.look_up(TOKEN)
+    fleet.revoke("ci", by="dev")
+    prune(fleet.machine(), fleet.publisher("dev"), timedelta(0))
+    fleet.keys["ci"] = signer()
+    given = {"ci": fleet.keys["ci"].public_key}
+    draft = Administration.changed(fleet.machine(), authorize=given)
+    fleet.signed(draft).apply(fleet.machine(), fleet.keys["dev"])
+    fleet.publish(TOKEN, "again", name="ci")
+    for one in (machine, fleet.machine()):
+        assert one.look_up(TOKEN).parcel == parcel("again")
+
+
+def test_entries_of_a_replaced_key_are_missing_after_the_next_publication(fleet: Fleet) -> None:
+    """In the bins too that the next publication has no entry for."""
+    other = next(t for t in map(bytes, zip(range(256))) if bin_with(t) != bin_with(TOKEN))
+    fleet.publish(other, name="ci")
+    fleet.publish(TOKEN, name="ci")
+    fleet.keys["ci"] = signer()
+    given = {"ci": fleet.keys["ci"].public_key}
+    draft = Administration.changed(fleet.machine(), authorize=given)
+    fleet.signed(draft).apply(fleet.machine(), fleet.keys["ci"])
+    fleet.publish(TOKEN, "again", name="ci")
+    machine = fleet.machine()
+    assert machine.look_up(TOKEN).parcel == parcel("again")
+    with pytest.raises(NoEntry):
+        machine.look_up(other)

@@ -215,3 +215,15 @@ def test_publishing_again_renews_the_date_once_in_a_week(
     monkeypatch.setattr("penstock.remotecache.publishing._RENEWED_AFTER", timedelta(0))
     assert publisher.publish({ONE: content}) == []
     assert fleet.store.get(roles.TIMESTAMP, 1 << 20) != before
+
+
+def test_files_of_writers_that_died_are_removed_after_the_grace(fleet: Fleet, files: Files) -> None:
+    left = [f"{prefix}/x.{'0' * 16}.tmp" for prefix in (roles.METADATA, roles.ENTRIES)]
+    for name in left:
+        files.write(name, b"half")
+    assert pruned(fleet).unfinished == 0
+    age(files)
+    found = pruned(fleet)
+    assert found.unfinished == 2
+    assert not any((files.place / name).exists() for name in left)
+    assert outcome(fleet.machine(), ONE) == "one"

@@ -118,6 +118,9 @@ class Unconditional:
     def listed(self, prefix: str, most: int) -> list[Named]:
         return self._store.listed(prefix, most)
 
+    def unfinished(self, most: int) -> list[Named]:
+        return self._store.unfinished(most)
+
     def create(self, name: str, content: bytes) -> str | None:
         etag = self._store.create(name, content)
         if etag is None and self._create:

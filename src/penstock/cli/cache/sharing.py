@@ -126,7 +126,7 @@ def describe(step: PublishedStep) -> dict[str, Any]:
 
 
 def renew(output: Output, store: Url = None) -> None:
-    """Sign a shared store's timestamp again, and the publisher's list, so that they stay valid."""
+    """Sign a shared store's timestamp again, and the publisher's lists, so that they stay valid."""
     from penstock.remotecache.publishing import Publisher
     from penstock.remotecache.settings import own_key, remote_at
 
@@ -150,14 +150,14 @@ def prune(
         int | None,
         option(
             "--unlist-days N",
-            "First take entries that were not published for N days out of the publisher's list.",
+            "First take entries that were not published for N days out of the publisher's lists.",
             least=1,
         ),
     ] = None,
     store: Url = None,
 ) -> None:
     """Remove from a shared store what nobody needs: superseded lists, entries that none names, dead
-    leases.
+    leases and writers' files.
 
     Machines may read and publish meanwhile.
     """
@@ -174,10 +174,11 @@ def prune(
         unlisted = publisher.unlist(datetime.now(UTC).date() - timedelta(days=unlist_days))
     grace = GRACE if grace_hours is None else timedelta(hours=grace_hours)
     pruned = prune(remote, publisher, grace)
-    output.line(f"{counted(unlisted, 'entry', 'entries')} taken out of the list")
+    output.line(f"{counted(unlisted, 'entry', 'entries')} taken out of the lists")
     output.line(
         f"removed {pruned.metadata} of metadata, {counted(pruned.entries, 'entry', 'entries')}, "
-        f"{counted(pruned.leases, 'lease')}; {size(pruned.nbytes)}"
+        f"{counted(pruned.leases, 'lease')}, {counted(pruned.unfinished, 'file')} of dead writers; "
+        f"{size(pruned.nbytes)}"
     )
     output.json(
         {
@@ -185,6 +186,7 @@ def prune(
             "metadata": pruned.metadata,
             "entries": pruned.entries,
             "leases": pruned.leases,
+            "unfinished": pruned.unfinished,
             "nbytes": pruned.nbytes,
             "needed": pruned.needed,
         }

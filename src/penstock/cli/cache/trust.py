@@ -1,4 +1,4 @@
-"""`penstock cache keygen`, `draft`, `sign` and `apply`: who may publish to a shared store."""
+"""`penstock cache keygen`, `draft`, `rotate`, `sign` and `apply`: whom a shared store trusts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def draft(
     neither only later dates.
     """
     from penstock.remotecache.administration import Administration
-    from penstock.remotecache.roles import public_key_of, read_file
+    from penstock.remotecache.roles import read_public_key
     from penstock.remotecache.settings import remote_at
 
     publishers = {}
@@ -63,15 +63,39 @@ def draft(
         name, equals, file = each.partition("=")
         if not equals:
             raise UsageError(f"--publisher {each!r}: it must be NAME=FILE")
-        publishers[name] = public_key_of(read_file(file, "the public key"))
+        publishers[name] = read_public_key(file)
     if root_key:
         if revoke:
             raise UsageError("--revoke is for a store that exists, and --root-key begins a new one")
-        keys = [public_key_of(read_file(file, "the public key")) for file in root_key]
-        made = Administration.new(keys, threshold, publishers)
+        made = Administration.new(list(map(read_public_key, root_key)), threshold, publishers)
     else:
         remote = remote_at(store, _SECONDS)
         made = Administration.changed(remote, authorize=publishers, revoke=revoke or [])
+    _write(path, made.pack())
+    _show(output, made)
+
+
+def rotate(
+    output: Output,
+    path: DraftFile,
+    root_key: Annotated[
+        list[str], option("--root-key FILE", "The public key of each holder of a root key.")
+    ],
+    threshold: Annotated[
+        int, option("--threshold N", "How many of these root keys must sign.", least=1)
+    ] = 1,
+    store: Url = None,
+) -> None:
+    """Write what the root keys are to sign: other root keys for the store.
+
+    Enough of the present root keys must sign it, and enough of the next ones.
+    """
+    from penstock.remotecache.administration import Administration
+    from penstock.remotecache.roles import read_public_key
+    from penstock.remotecache.settings import remote_at
+
+    keys = list(map(read_public_key, root_key))
+    made = Administration.changed(remote_at(store, _SECONDS), root_keys=keys, threshold=threshold)
     _write(path, made.pack())
     _show(output, made)
 
