@@ -12,7 +12,7 @@ from penstock.compilation.calls import is_simulated
 from penstock.compilation.prepared import Compilation
 from penstock.compilation.receipt import Receipt
 from penstock.compilation.step_receipt import CacheOutcome, Recorder, StepReceipt
-from penstock.runtime.notes import notes_on_devices
+from penstock.runtime.planning import notes_on_devices
 
 if TYPE_CHECKING:
     from penstock.runtime.compile_arguments import CompileArguments

@@ -31,7 +31,6 @@ from penstock.partitioning.plan import SHIPPED_COSTS, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime import compile_arguments, planning
 from penstock.runtime.discovery import AnyDevice, manager
-from penstock.runtime.notes import notes_on_devices, notes_on_moved
 from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
@@ -263,10 +262,10 @@ class Session:
         slow = () if compilation.plan.slow is None else (str(compilation.plan.slow),)
         for note in slow:
             log.warning("%s", note)
-        notes = [*slow, *tuning, *notes_on_devices(plan, arguments, manager), *left]
+        notes = [*slow, *tuning, *planning.notes_on_devices(plan, arguments, manager), *left]
         # A restored plan rests on no verdict, so nothing in it moved.
         if self._chosen is not None and not self._names_fallback:
-            notes += notes_on_moved(plan)
+            notes += planning.notes_on_moved(plan)
         receipt = replace(compilation.receipt, notes=tuple(notes), plan=outcome)
         compilation = replace(compilation, receipt=receipt)
         absence = None

@@ -126,7 +126,7 @@ def test_a_layer_is_that_of_the_interpreter(name: str) -> None:
 
 
 @needs_webgpu
-def test_what_is_added_to_a_sum_may_lie_outside_for_some_channels() -> None:
+def test_value_added_to_a_sum_may_lie_outside_for_some_channels() -> None:
     """As in networks that add an image of fewer channels, padded."""
     program = layer(CONV, F32, (1, 6, 6, 4), (8, 1, 1, 4))
     (kernel,) = program.kernels
