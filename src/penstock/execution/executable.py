@@ -123,7 +123,7 @@ class Gate:
 
 
 class Executable:
-    """The compiled forms of a model: *base*, and those that *specialize* makes. Thread-safe."""
+    """The compiled forms of a model: *form*, and those that *specialize* makes. Thread-safe."""
 
     def __init__(
         self, interface: Interface, form: Variant | Unprepared, specialize: Specialize
