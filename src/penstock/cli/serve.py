@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import queue as queues
 import signal
-import sys
 import threading
 from typing import TYPE_CHECKING, Annotated
 
 from penstock.cli import opening, options
 from penstock.cli.declarations import argument, option
-from penstock.cli.failures import DONE, UsageError
+from penstock.cli.failures import UsageError
 from penstock.cli.output import Output, milliseconds
 from penstock.distribution import install_command
 from penstock.errors import InputError, NotAvailable, counted
@@ -175,22 +173,6 @@ def serve(
         if (failure := events.get()) is not None:
             raise failure
         output.line("shutting down: requests in progress end first")
-    leave()
-
-
-def leave() -> None:
-    """Ends the process at once if an engine still compiles in a thread of its own.
-
-    Otherwise returns. The normal end would destroy objects that the engine uses.
-    """
-    from penstock.driverkit import engine
-    from penstock.runtime import isolation
-
-    if engine.is_compiling():
-        isolation.close_hosts()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(DONE)
 
 
 def load_all(

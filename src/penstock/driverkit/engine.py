@@ -204,14 +204,6 @@ def compiled_within(limits: Limits, compile_it: Callable[[], T]) -> T:
     return made[0]
 
 
-def is_compiling() -> bool:
-    """Whether a call of `compiled_within` still runs in its thread, also after its limits ended.
-
-    A normal exit of the process destroys objects that the engine then uses.
-    """
-    return any(thread.name == THREAD for thread in threading.enumerate())
-
-
 def _poll_seconds(limits: Limits) -> float | None:
     """Seconds until the next check of the limits."""
     if limits.deadline_ns is None:

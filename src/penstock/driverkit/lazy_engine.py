@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
 
+from penstock.driverkit.ending import engine_at_work
 from penstock.errors import DeviceUnavailable, DriverError, GeneralFailure
 
 T = TypeVar("T")
@@ -76,9 +77,12 @@ class LazyEngine(Generic[T]):
 
     @contextmanager
     def guarded(self, task: str) -> Iterator[None]:
-        """Turns the engine's exceptions in the block into `GeneralFailure`: it did not *task*."""
+        """A block in which the engine compiles (`engine_at_work`): turns its exceptions into
+        `GeneralFailure`, it did not *task*.
+        """
         try:
-            yield
+            with engine_at_work():
+                yield
         except DriverError:
             raise
         except Exception as error:
