@@ -22,6 +22,7 @@ import penstock
 from penstock import delegates
 from penstock.cache import Cache
 from penstock.drivers.reference import create as reference
+from penstock.drivers.webgpu import installation
 from penstock.export import tflite
 from penstock.ir import DType, Model, ModelBuilder, Quantization
 from penstock.runtime import isolation
@@ -29,9 +30,10 @@ from penstock.runtime.discovery import Manager
 from penstock.testing.resources import Resources
 from tests.conftest import ROOT
 from tests.e2e.test_writing_a_driver import difference
+from tests.support_webgpu import REASON
 from tests.unit.delegates import graphs
 from tests.unit.delegates.test_documents import doubles
-from tests.unit.delegates.test_kinds import only, quantised
+from tests.unit.delegates.test_kinds import MODULES_WITH_A_MANAGER, only, quantised
 
 __all__ = ["only"]
 
@@ -119,6 +121,9 @@ def a_run() -> Mapping[str, Any]:
     return {"compiled": compiled, "image": np.ones((2, 3), np.float32)}
 
 
+ON_A_DEVICE: Final = "docs/delegates/gpu.md"
+"""The page of a delegate that runs on a device of its own driver, in a process of its own."""
+
 GIVEN: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
     "docs/serving.md": serving_client,
     "docs/onnx.md": onnx_file,
@@ -130,6 +135,15 @@ GIVEN: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
     **{page: delegate_files for page in PAGES if page.startswith("docs/delegates/")},
 }
 """The files and names that a page takes for granted."""
+
+
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes this a machine without graphics processors, whose drivers' processes are its own."""
+    monkeypatch.setattr(installation, "nodes", list)
+    monkeypatch.setattr(isolation, "_supervisors", {})
+    found = Manager()
+    for module in MODULES_WITH_A_MANAGER:
+        monkeypatch.setattr(f"penstock.{module}.manager", found)
 
 
 def without_digests(text: str) -> str:
@@ -169,7 +183,11 @@ def test_page_prints_what_it_shows(
     monkeypatch.setenv("PENSTOCK_CACHE_DIR", str(tmp_path / "cache"))
     if page in GIVEN or page in IN_CHECKOUT:
         monkeypatch.setenv("PENSTOCK_DEVICES", "reference")
-    if page.startswith("docs/delegates/"):
+    if page == ON_A_DEVICE:
+        if REASON is not None:
+            pytest.skip(REASON)
+        without_gpu(monkeypatch)
+    elif page.startswith("docs/delegates/"):
         only(*doubles())
     names: dict[str, Any] = {"__name__": "example", **GIVEN.get(page, nothing)()}
     blocks = re.findall(r"```(\w+)\n(.*?)```", PAGES[page], re.DOTALL)
@@ -191,6 +209,8 @@ def test_page_prints_what_it_shows(
             else:
                 assert not printed or page in UNSHOWN, printed
         assert all(defect is None for _, defect in Cache().verify())
+        if page == ON_A_DEVICE:
+            isolation.close_hosts()
         if page == "docs/blobcache.md":
             assert Path("words.cache").read_bytes().startswith(b"nn$$")
 

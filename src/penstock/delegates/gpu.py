@@ -25,7 +25,7 @@ PREFERENCES: Final[Mapping[str, Preference]] = {
 }
 PRIORITIES: Final = ("auto", "max_precision", "min_latency", "min_memory_usage")
 
-GPU: Final = Kind("GPU", ("gpu",))
+GPU: Final = Kind("GPU", ("gpu",), stand_ins=("software-gpu",))
 ALL_FLAGS: Final = 15
 
 
@@ -56,7 +56,8 @@ class GpuDelegate(KindDelegate):
       takes all.
     - *serialization_dir* and *model_token* need ENABLE_SERIALIZATION.
     - *device* is a device or its name. None takes the fastest GPU of every installed driver,
-      including devices that are otherwise used only by name.
+      including devices that are otherwise used only by name. A device of the family "software-gpu",
+      such as "webgpu-software", is no GPU, computes as one does, and is taken only if it is named.
 
     Raises `DeviceUnavailable` if there is no such device; the message lists the requirements and
     the devices found. Raises `InputError` for a wrong option.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -30,12 +31,16 @@ class Kind(Struct, frozen=True):
     *title* is the kind in words. The device has one of *types* (DeviceType's values; none: any) and
     one of *families* (none: any). Of several devices, the delegate takes the one with the least
     declared time for *dtype*.
+
+    A device of one of the families *stand_ins* computes as such hardware does, without having it.
+    It needs none of *types*, and only a caller who names it gets it.
     """
 
     title: str
     types: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     dtype: str = "float32"
+    stand_ins: tuple[str, ...] = ()
 
     def mismatch(self, info: DeviceInfo) -> str:
         """Why a device is not of this kind; "" if it is."""
@@ -45,6 +50,13 @@ class Kind(Struct, frozen=True):
         if self.families and not set(self.families) & set(families):
             return f"its families are {', '.join(families)}" if families else "it names no family"
         return ""
+
+    def mismatch_of_named(self, info: DeviceInfo) -> str:
+        """Why a device that the caller names is neither of this kind nor stands in for it."""
+        families = set(info.capabilities.families)
+        if families & set(self.stand_ins) and (not self.families or families & set(self.families)):
+            return ""
+        return self.mismatch(info)
 
     @property
     def sought(self) -> str:
@@ -71,7 +83,19 @@ def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Devic
     reasons = "; ".join(
         f"{i.name}: {kind.mismatch(i) or i.reason or 'it is no longer there'}" for i in infos
     )
-    raise DeviceUnavailable(f"no {kind.sought} is usable; found: {reasons or 'no device at all'}")
+    text = f"no {kind.sought} is usable; found: {reasons or 'no device at all'}"
+    raise DeviceUnavailable(f"{text}{_stand_in_of(kind, infos)}")
+
+
+def _stand_in_of(kind: Kind, infos: Sequence[DeviceInfo]) -> str:
+    """Which device stands in for the missing hardware, and how to name it; "" if none does."""
+    for info in infos:
+        if kind.mismatch(info) and not kind.mismatch_of_named(info):
+            text = f"; {info.name} computes without such hardware, and only if it is named"
+            if not info.usable:
+                return f"{text} (it cannot be used: {info.reason})"
+            return f"{text}: device={info.name!r}"
+    return ""
 
 
 def is_relaxed_alone(device: Device, info: DeviceInfo) -> bool:
@@ -96,7 +120,7 @@ def given_device(kind: Kind, wanted: AnyDevice) -> tuple[Device, DeviceInfo]:
     except PlacementError as error:
         raise DeviceUnavailable(str(error)) from error
     info = examined(device, device.name).info
-    if reason := kind.mismatch(info):
+    if reason := kind.mismatch_of_named(info):
         raise DeviceUnavailable(f"{info.name} is no {kind.sought}: {reason}")
     return device, info
 

@@ -33,6 +33,7 @@ from penstock.testing.contract.delegates import Subject, run_delegate_contract
 from penstock.testing.doubles import RecordingDevice, SimulatedDevice
 from penstock.testing.doubles.intercepting import InterceptingDevice
 from tests.support_devices import NumpyDevice
+from tests.support_webgpu import needs_webgpu, software
 from tests.unit.delegates import graphs
 from tests.unit.loaders.files import FileBuilder, quantization
 
@@ -86,19 +87,19 @@ class Entry:
         return lambda: self._device
 
 
+MODULES_WITH_A_MANAGER = (
+    "runtime.session", "delegates.kinds", "delegates.driver", "delegates.nnapi",
+    "delegates.fitting",
+)  # fmt: skip
+
+
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes some devices the only ones there are."""
 
     def replace(*devices: Device) -> None:
         found = Manager(lambda: tuple(map(Entry, devices)))
-        for module in (
-            "runtime.session",
-            "delegates.kinds",
-            "delegates.driver",
-            "delegates.nnapi",
-            "delegates.fitting",
-        ):
+        for module in MODULES_WITH_A_MANAGER:
             monkeypatch.setattr(f"penstock.{module}.manager", found)
 
     return replace
@@ -274,6 +275,30 @@ class TestSelection:
         only(ReferenceDevice())
         with pytest.raises(DeviceUnavailable, match="of type accelerator and of family hexagon"):
             HexagonDelegate()
+
+    def test_a_stand_in_is_taken_only_if_it_is_named(self, only: Callable[..., None]) -> None:
+        software = SimulatedDevice(ReferenceDevice(), "soft", DeviceType.CPU, ("software-gpu",))
+        only(software, ReferenceDevice())
+        with pytest.raises(DeviceUnavailable) as caught:
+            GpuDelegate()
+        assert str(caught.value) == (
+            "no GPU (a device of type gpu) is usable; found: soft: its type is cpu; "
+            "reference: its type is cpu; "
+            "soft computes without such hardware, and only if it is named: device='soft'"
+        )
+        delegate = GpuDelegate(device="soft")
+        assert (delegate.devices[0].name, delegate.simulated) == ("soft", True)
+        with pytest.raises(DeviceUnavailable, match="of family opencl"):
+            GpuDelegate(experimental_flags=Flags.CL_ONLY, device="soft")
+        only(software, gpu())
+        assert GpuDelegate().devices[0].name == "gpu"
+
+    def test_a_stand_in_that_is_missing_says_why(self, only: Callable[..., None]) -> None:
+        only(Broken(SimulatedDevice(ReferenceDevice(), "soft", DeviceType.CPU, ("software-gpu",))))
+        with pytest.raises(
+            DeviceUnavailable, match=r"named \(it cannot be used: its fan is gone\)"
+        ):
+            GpuDelegate()
 
     def test_a_named_device_of_another_kind(self, only: Callable[..., None]) -> None:
         only(gpu(), dsp(), ReferenceDevice())
@@ -605,6 +630,31 @@ def test_qualcomms_library_on_another_processor_only_stands_for_a_dsp(
         device = OnnxRuntimeDevice(qnn, Installation("1", (qnn,)))
         assert device.capabilities.simulated is simulated
         assert not OnnxRuntimeDevice(cuda, Installation("1", (cuda,))).capabilities.simulated
+
+
+@needs_webgpu
+@pytest.mark.parametrize("content", [graphs.convolved("ABS"), quantised(3)], ids=["float", "int8"])
+def test_gpu_delegate_passes_the_contract_suite_on_software(content: bytes) -> None:
+    device = software()
+
+    def make() -> GpuDelegate:
+        return GpuDelegate(max_delegated_partitions=0, device=device)
+
+    found = run_delegate_contract(Subject(make, content))
+    assert [(r.check, r.message) for r in found if r.outcome == "failed"] == []
+    assert sum(r.outcome == "passed" for r in found) >= 8
+
+
+@needs_webgpu
+def test_gpu_delegate_without_precision_loss_leaves_what_was_never_measured() -> None:
+    relaxed = Relaxed(software())
+    assert taken(GpuDelegate(is_precision_loss_allowed=True, device=relaxed), quantised()) == [0, 1]
+    for strict in (GpuDelegate(device=relaxed), GpuDelegate(False, device=relaxed)):
+        assert taken(strict, quantised()) == []
+    assert taken(GpuDelegate(None, "balanced", "min_latency", device=relaxed), quantised()) == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "xnnpack"])

@@ -53,7 +53,8 @@ class WebGpuDevice(EngineDevice):
             dynamic_outputs=False,
             only_when_named=True,
             dispatch_ns=DISPATCH_NS,
-            families=("webgpu", "vulkan"),
+            families=("webgpu", "vulkan", *(("software-gpu",) if self.is_software else ())),
+            simulated=self.is_software,
             support_basis=kit.files_of(RULES) if type(self) is WebGpuDevice else "",
         )
         kind = hal.DeviceType.CPU if self.is_software else hal.DeviceType.GPU
