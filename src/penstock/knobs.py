@@ -439,6 +439,13 @@ driver_start_ms: Final = _knob(
     least=100,
     most=1000 * MOST_SECONDS,
 )
+submit_timeout_ms: Final = _knob(
+    20_000,
+    "Milliseconds after which work on a graphics processor counts as hung, beyond a hundred times "
+    "what was predicted for it and, in the first run of a model, the time to compile its shaders.",
+    least=100,
+    most=1000 * MOST_SECONDS,
+)
 namespaces: Final = _knob(
     True,
     "Whether a host process gets namespaces of its own, if the kernel allows it (Linux): only the "

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         as_descriptor as as_descriptor,
     )
     from penstock.hal.loading import InvalidDevice as InvalidDevice
+    from penstock.hal.loss import engine_lost as engine_lost
     from penstock.hal.prepared import (
         NO_CACHE_REPORT as NO_CACHE_REPORT,
         Burst as Burst,
@@ -102,6 +103,7 @@ NAMES: Final = {
     "device": "HAL_VERSION Device DeviceBase",
     "fence": "DescriptorFence EventFence Fence as_descriptor",
     "loading": "InvalidDevice",
+    "loss": "engine_lost",
     "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase "
     "ReusableExecution",
     "request": "DONE NO_VALUE_ARGUMENT ArgumentCopy RemoteResult ExecutionResult HostMemory "

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock.errors import PenstockError, Unreadable
 from penstock.hal.loading import MAX_SHOWN
+from penstock.ipc.host.heartbeat import LOST, LOST_STATUS
 from penstock.ipc.host_sockets import Place
 from penstock.ir import Model
 from penstock.logs import Log, printable
@@ -168,6 +169,16 @@ def how_ended(status: int | None) -> str:
             return f"was ended by {signal.Signals(number).name}"
         return f"was ended by signal {number}"
     return f"ended with exit status {os.WEXITSTATUS(status)}"
+
+
+def reason_of_loss(status: int | None, output: str) -> str:
+    """Why a process ended itself because its driver had lost its engine; "" for another end."""
+    if status is None or sys.platform == "win32" or not os.WIFEXITED(status):
+        return ""
+    if os.WEXITSTATUS(status) != LOST_STATUS:
+        return ""
+    lines = [line for line in output.splitlines() if line.startswith(LOST)]
+    return lines[-1].removeprefix(LOST).strip()[:MAX_SHOWN] if lines else ""
 
 
 def wrote_last(output: str) -> str:

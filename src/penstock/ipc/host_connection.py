@@ -17,7 +17,7 @@ from penstock.errors import DeviceUnavailable, InputError, WireError
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc import system
 from penstock.ipc.channel import Session
-from penstock.ipc.crash_records import how_ended, tail
+from penstock.ipc.crash_records import how_ended, reason_of_loss, tail
 from penstock.ipc.deadlines import Silence, StoppedProcess
 from penstock.ipc.host.heartbeat import HeartbeatView
 from penstock.ipc.host_sockets import Place
@@ -197,8 +197,11 @@ class HostConnection:
                 self._over(self._how_it_ended())
                 return
             if self.session.end_reason:
-                # The socket may show its end first.
-                ended = self._wait_for_end(1.0)
+                # The socket may show its end first. On a busy machine the broker, which knows how
+                # the driver's process ended, ends much later than that process.
+                ended = self._wait_for_end(1.0) or (
+                    system.has_ended(self.pid) and self._wait_for_end(END_SECONDS)
+                )
                 self._over(self._how_it_ended() if ended else self._killed(self.session.end_reason))
                 return
             silent = silence.at_look(self._heartbeat.read(), time.monotonic())
@@ -230,7 +233,11 @@ class HostConnection:
     def _how_it_ended(self) -> str:
         # Another connection of this process may have started it.
         status = self._reap() if self._started.pidfd >= 0 else None
-        return f"was killed: {self._condemned}" if self._condemned else how_ended(status)
+        if self._condemned:
+            return f"was killed: {self._condemned}"
+        if reason := reason_of_loss(status, self.output_tail()):
+            return f"ended itself: {reason}"
+        return how_ended(status)
 
     def _wait_for_end(self, seconds: float) -> bool:
         return self._started.pidfd >= 0 and system.wait_for_end(self._started.pidfd, seconds)

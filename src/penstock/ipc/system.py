@@ -86,9 +86,18 @@ def connect_within(sock: socket.socket, address: str | bytes, seconds: float) ->
 
 def is_stopped(process: int) -> bool:
     """Whether a process was stopped by a signal, or by a debugger."""
+    return _state(process) in (b"T", b"t")
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process has ended, also if its parent does not know it yet."""
+    return _state(process) in (b"", b"Z", b"X")
+
+
+def _state(process: int) -> bytes:
     # The program's name, in parentheses, may contain any character.
     after = _proc(process, "stat").rpartition(b")")[2]
-    return after.split()[:1] in ([b"T"], [b"t"])
+    return b"".join(after.split()[:1])
 
 
 def command_of(process: int) -> list[str]:

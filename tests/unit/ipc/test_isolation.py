@@ -353,6 +353,21 @@ def test_note_of_a_death_says_how_the_process_ended(caplog: pytest.LogCaptureFix
     assert "Errno" not in caplog.text + str(caught.value)
 
 
+def test_note_of_a_death_waits_for_a_broker_that_is_late() -> None:
+    with compiled() as model:
+        check(model(X))
+        (supervisor,) = isolation.supervisors()
+        link = supervisor.connection()
+        broker = link._started.broker
+        os.kill(broker, signal.SIGSTOP)
+        os.kill(link.pid, signal.SIGKILL)
+        late = threading.Timer(1.5, os.kill, (broker, signal.SIGCONT))
+        late.start()
+        (note,) = model(X).receipt.notes
+        late.join()
+        assert "was ended by SIGKILL" in note
+
+
 def test_garbage_in_the_stream_ends_the_process_and_not_the_call() -> None:
     with compiled() as model:
         outputs = model(support.order(support.LIE))

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NoReturn
 
+from penstock.driverkit.engine import POLL_SECONDS, Limits, check_limits
 from penstock.drivers.webgpu.installation import SOFTWARE, keep_shaders
-from penstock.errors import DeviceUnavailable, GeneralFailure, ResourceExhaustedPersistent
+from penstock.drivers.webgpu.watchdog import LOOK_SECONDS, Watchdog
+from penstock.errors import (
+    DeadObject,
+    DeviceUnavailable,
+    GeneralFailure,
+    PenstockError,
+    ResourceExhaustedPersistent,
+)
+from penstock.hal import engine_lost
 
 BACKENDS: Final = ("Vulkan", "Metal", "D3D12")
 """Interfaces of graphics systems that have compute shaders everywhere."""
@@ -34,9 +45,12 @@ KINDS: Final = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2}
 
 
 class Gpu:
-    """An open device of wgpu. Threads share it; a child process made by `fork` may not use it."""
+    """An open device of wgpu. Threads share it; a child process made by `fork` may not use it.
 
-    def __init__(self, adapter: Any) -> None:
+    *name* is the name of Penstock's device.
+    """
+
+    def __init__(self, adapter: Any, name: str = SOFTWARE) -> None:
         features = [name for name in WANTED if name in adapter.features]
         limits = {name: adapter.limits[name] for name in LIMITS if name in adapter.limits}
         self.device = adapter.request_device_sync(
@@ -45,7 +59,10 @@ class Gpu:
         self.adapter = described(adapter)
         self.has_timestamps = "timestamp-query" in features
         self.limits: dict[str, int] = dict(self.device.limits)
-        self.process = os.getpid()
+        self.name, self.process = name, os.getpid()
+        self.watchdog = Watchdog(self._hangs)
+        self.lost = ""
+        """Why no process can use the device any more; empty while it can be used."""
         self._lock = threading.Lock()
         self._pipelines: OrderedDict[str, Any] = OrderedDict()
 
@@ -67,6 +84,7 @@ class Gpu:
             compute = {"module": module, "entry_point": "main"}
             return self.device.create_compute_pipeline(layout="auto", compute=compute)
         except wgpu.GPUError as error:
+            self._check_lost(error)
             raise GeneralFailure(f"wgpu refuses a shader: {error}") from error
 
     def buffer(self, size: int, usage: int) -> Any:
@@ -81,13 +99,67 @@ class Gpu:
         try:
             return self.device.create_buffer(size=size, usage=usage)
         except wgpu.GPUError as error:
+            self._check_lost(error)
             raise ResourceExhaustedPersistent(f"a buffer of {size} bytes: {error}") from error
 
     def unusable(self) -> str | None:
         """Why this process cannot use the device."""
         if os.getpid() != self.process:
             return "the device was opened before this process was forked"
-        return None
+        return self.lost or None
+
+    def lose(self, reason: str) -> NoReturn:
+        """The device is lost: ends a host process. Otherwise raises `DeadObject`, and another
+        device is opened for the next model.
+        """
+        self.lost = f"device {self.name} is lost: {reason}"
+        with _opening:
+            key = self.process, self.name
+            if _open.get(key) is self:
+                del _open[key]
+        engine_lost(self.lost)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """A block that uses the device. An error of wgpu in it means that the device is lost."""
+        try:
+            yield
+        except (PenstockError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  # wgpu raises errors of several classes
+            self.lose(f"{type(error).__name__}: {error}")
+
+    def await_map(self, buffer: Any, config: Limits) -> None:
+        """Maps *buffer* for reading once all work that was submitted before has ended.
+
+        Raises what the limits of *config* raise; then the work goes on, and the buffer must not be
+        used again. Raises `DeadObject` if the device is lost meanwhile.
+        """
+        promise = buffer.map_async("READ")
+        # The event of a promise is the only way to wait with a limit.
+        ended: threading.Event = promise._thread_event  # noqa: SLF001
+        while not ended.wait(_look_seconds(config)):
+            check_limits(config)
+            if self.lost:
+                raise DeadObject(self.lost)
+        promise.sync_wait()
+
+    def _hangs(self, seconds: float) -> None:
+        with suppress(DeadObject):
+            self.lose(f"a shader has not ended within {seconds:.3g} s")
+
+    def _check_lost(self, error: Exception) -> None:
+        """Loses the device if *error* says that it is lost."""
+        if "lost" in str(error).lower():
+            self.lose(str(error))
+
+
+def _look_seconds(config: Limits) -> float:
+    """Seconds to wait before the next look at the limits of *config* and at the device."""
+    most = LOOK_SECONDS if config.cancel is None else POLL_SECONDS
+    if config.deadline_ns is not None:
+        most = min(most, (config.deadline_ns - time.monotonic_ns()) / 1e9)
+    return max(most, 0.0)
 
 
 def described(adapter: Any) -> str:
@@ -134,5 +206,5 @@ def opened(name: str) -> Gpu:
             if not found:
                 kind = "software" if name == SOFTWARE else "hardware"
                 raise DeviceUnavailable(f"device {name}: no adapter of {kind} was found")
-            _open[key] = Gpu(found[0])
+            _open[key] = Gpu(found[0], name)
         return _open[key]

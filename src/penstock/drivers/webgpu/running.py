@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock import knobs
 from penstock.driverkit.engine import Limits, check_limits
 from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
 from penstock.drivers.webgpu.artefact import Manifest
@@ -20,6 +21,13 @@ SUBMIT_NS: Final = 50_000_000
 """The most predicted work of one submit: a run is cancelled between two of them, and no watchdog of
 a desktop takes one for hung.
 """
+
+
+PATIENCE: Final = 100
+"""How many times longer than predicted kernels may take before they count as hung."""
+
+COMPILE_SECONDS: Final = 3.0
+"""The most that a system's driver takes to compile one shader, which it does in the first run."""
 
 
 class Code:
@@ -38,7 +46,8 @@ class Code:
                 check_limits(config)
             self.pipelines.append(gpu.pipeline(text))
         self.gpu, self.manifest = gpu, manifest
-        self._constants = constants
+        self.is_warm = False
+        """Whether a run has ended: until then the system's driver may still compile the shaders."""
         usage = wgpu.BufferUsage
         self.constants = gpu.buffer(_whole(constants.nbytes), usage.STORAGE | usage.COPY_DST)
         if constants.nbytes:
@@ -92,16 +101,20 @@ class Run:
 
     def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
         """Runs once. Raises `GeneralFailure` if the inputs have no result, and what the limits of
-        *config* raise, between two submits.
+        *config* raise. The run is not used again after an error: the device may still compute.
         """
         self.upload(inputs)
         parts = self.code.parts
         for first, last in parts[:-1]:
-            self._submit(first, last, results=False)
-            self.wait()
+            self._perform(config, first, last, results=False)
+            self._results.unmap()
             check_limits(config)
-        self._submit(*parts[-1], results=True)
-        self.download(outputs)
+        self._perform(config, *parts[-1], results=True)
+        self.code.is_warm = True
+        try:
+            self.download(outputs)
+        finally:
+            self._results.unmap()
 
     def upload(self, inputs: Inputs) -> None:
         """Copies the inputs to the device."""
@@ -110,10 +123,16 @@ class Run:
             if array.nbytes:
                 queue.write_buffer(self._memory, offset, padded(array))
 
-    def wait(self) -> None:
-        """Waits for everything that was submitted."""
-        self._results.map_sync("READ")
-        self._results.unmap()
+    def _perform(self, config: ExecutionConfig, first: int, last: int, *, results: bool) -> None:
+        """Computes the kernels *first* to *last* by one submit, and maps the outputs."""
+        code = self.code
+        predicted = sum(call.estimate_ns for call in code.manifest.calls[first:last])
+        seconds = knobs.submit_timeout_ms() / 1e3 + PATIENCE * predicted / 1e9
+        if not code.is_warm:
+            seconds += COMPILE_SECONDS * len(code.pipelines)
+        with code.gpu.watchdog.watching(seconds):
+            self._submit(first, last, results=results)
+            code.gpu.await_map(self._results, config)
 
     def _submit(self, first: int, last: int, *, results: bool) -> None:
         device = self.code.gpu.device
@@ -143,22 +162,17 @@ class Run:
             encoder.copy_buffer_to_buffer(self._memory, self._start, self._results, 0, self._size)
 
     def download(self, outputs: Outputs) -> None:
-        """Waits for the outputs, and copies them to arrays of the caller."""
-        self._results.map_sync("READ")
-        try:
-            found = np.frombuffer(self._results.read_mapped(copy=False), np.uint8)
-            places = [offset - self._start for offset in self._layout.outputs]
-            for array, place in zip(outputs, places, strict=False):
-                if array is not None and array.nbytes:
-                    part = found[place : place + array.nbytes]
-                    array[...] = part.view(array.dtype).reshape(array.shape)
-            failures = self.code.manifest.failures
-            for place, message in zip(places[len(outputs) :], failures, strict=True):
-                if found[place]:
-                    raise GeneralFailure(message)
-        finally:
-            del found
-            self._results.unmap()
+        """Copies the outputs, which are mapped, to arrays of the caller."""
+        found = np.frombuffer(self._results.read_mapped(copy=False), np.uint8)
+        places = [offset - self._start for offset in self._layout.outputs]
+        for array, place in zip(outputs, places, strict=False):
+            if array is not None and array.nbytes:
+                part = found[place : place + array.nbytes]
+                array[...] = part.view(array.dtype).reshape(array.shape)
+        failures = self.code.manifest.failures
+        for place, message in zip(places[len(outputs) :], failures, strict=True):
+            if found[place]:
+                raise GeneralFailure(message)
 
 
 class Executable:
@@ -169,8 +183,9 @@ class Executable:
         self.pool: RunPool[Run] = RunPool(lambda: Run(code), code.gpu.unusable)
 
     def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
-        """As `Runnable.run`. Raises `DeadObject` in a forked child."""
-        self.pool.run(inputs, outputs, config)
+        """As `Runnable.run`. Raises `DeadObject` in a forked child, and if the device is lost."""
+        with self.code.gpu.used():
+            self.pool.run(inputs, outputs, config)
 
 
 def padded(array: NDArray) -> NDArray:

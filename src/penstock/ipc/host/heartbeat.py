@@ -85,6 +85,21 @@ def end_process(why: str) -> NoReturn:
         os._exit(1)
 
 
+LOST_STATUS: Final = 96
+"""The exit status of a process whose driver has lost its engine."""
+
+LOST: Final = "penstock.ipc: the engine is lost: "
+"""What the output of such a process has before the driver's reason."""
+
+
+def end_lost_process(reason: str) -> NoReturn:
+    """Ends a process whose driver has lost its engine, without waiting for threads that hang."""
+    try:
+        os.write(2, f"\n{LOST}{' '.join(reason.split())}\n".encode(errors="replace"))
+    finally:
+        os._exit(LOST_STATUS)
+
+
 def trim_output() -> None:
     """Frees the memory of much output; a reader continues at its offset."""
     if sys.platform == "win32":

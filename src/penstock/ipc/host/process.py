@@ -22,12 +22,13 @@ from typing import Any, Final, NoReturn, cast
 from penstock.errors import PenstockError, WireError
 from penstock.hal import Device
 from penstock.hal.loading import failed_to_load, made_devices
+from penstock.hal.loss import end_with_engine
 from penstock.ipc import forms, wire
 from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.device_sharing import ClientDevice, SharingDevice
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.broker import collect_from_now_on, taken
-from penstock.ipc.host.heartbeat import Heartbeat, end_process
+from penstock.ipc.host.heartbeat import Heartbeat, end_lost_process, end_process
 from penstock.ipc.host.serving import Client
 from penstock.ipc.quotas import Account, Accounts
 from penstock.ipc.system import LINUX_ONLY, check_cannot_shrink, start_thread
@@ -152,6 +153,7 @@ class Host:
         logging.basicConfig(
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
         )
+        end_with_engine(end_lost_process)
         try:
             made = made_devices(self._name, entry(self._value), self._origin)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a driver may raise anything
