@@ -1,4 +1,4 @@
-"""Random models on generated code and on the device `reference`: how the two compare.
+"""Random models on generated code or a device, and on the device `reference`: how the two compare.
 
 Models come in families: layers around the widths of vectors (tests/support_layers.py), single
 operations of each family of generators of tests/differential, graphs of these, and loops.
@@ -7,7 +7,8 @@ operations of each family of generators of tests/differential, graphs of these, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,9 @@ from penstock.compiler.legalise import judge
 from penstock.driverkit.site import Refused, make_sites
 from penstock.drivers.llvm.isa import Isa
 from penstock.errors import PenstockError
+from penstock.hal import Device, ExecutionConfig, HostMemory, PrepareConfig, Request
 from penstock.ir import Model, NDArray, infer_shapes
+from penstock.ir.types import static_shape
 from tests.differential.graphs import draw_graph
 from tests.differential.registry import draw_unusual, every_case
 from tests.support_compiler import (
@@ -83,22 +86,32 @@ def with_states(model: Model, inputs: Sequence[NDArray], seed: int) -> list[NDAr
     return [v if index in states else next(given) for index, v in zip(indices, values, strict=True)]
 
 
-def tried(family: str, seed: int, sets: Sequence[Isa]) -> Trial:
-    """The outcome of a model on each of *sets*. A layer that quantises its input converts NaN to an
-    integer, which C leaves undefined: such draws are not judged.
+def judged(family: str, seed: int) -> tuple[Model, list[NDArray]] | None:
+    """The model number *seed* of *family*, with its inputs; None where it is not judged.
+
+    A layer that quantises its input converts NaN to an integer, which C leaves undefined.
     """
     try:
         model, inputs = draw(family, seed)
-        if is_hybrid(model) and any(a.dtype.kind == "f" and np.isnan(a).any() for a in inputs):
-            return Trial(False)
+    except (PenstockError, ValueError):
+        return None
+    if is_hybrid(model) and any(a.dtype.kind == "f" and np.isnan(a).any() for a in inputs):
+        return None
+    return model, inputs
+
+
+def tried(family: str, seed: int, sets: Sequence[Isa]) -> Trial:
+    """The outcome of a model on generated code for each of *sets*."""
+    if (drawn := judged(family, seed)) is None:
+        return Trial(False)
+    model, inputs = drawn
+    try:
         for site in make_sites(model):
             judge(site)
         programs = [compiled(model, isa) for isa in sets]
     except (PenstockError, Refused, ValueError):
         return Trial(False)
-    what = ", ".join(o.key for o in model.operations)
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
+    with quiet():
         try:
             wanted = reference(model, inputs)
         except PenstockError:
@@ -111,4 +124,47 @@ def tried(family: str, seed: int, sets: Sequence[Isa]) -> Trial:
             found = differences(wanted, got, bound_of(model))
             wrong += [f"{isa.name}: {d}" for d in found]
             runner.close()
-    return Trial(True, what, tuple(wrong))
+    return Trial(True, named(model), tuple(wrong))
+
+
+def tried_on(device: Device, family: str, seed: int) -> Trial:
+    """The outcome of a model on *device*. Not to compile what it supports is a fault of it."""
+    if (drawn := judged(family, seed)) is None:
+        return Trial(False)
+    model, inputs = drawn
+    answers = device.supported_operations(model)
+    if not all(answer.supported for answer in answers):
+        return Trial(False)
+    with quiet():
+        try:
+            wanted = reference(model, inputs)
+        except PenstockError:
+            return Trial(False)
+        try:
+            got = run_on(device, model, inputs)
+        except PenstockError as error:
+            return Trial(True, named(model), (f"{type(error).__name__}: {error}",))
+        return Trial(True, named(model), tuple(differences(wanted, got, bound_of(model))))
+
+
+def run_on(device: Device, model: Model, inputs: Sequence[NDArray]) -> list[NDArray]:
+    """What *device* computes of *model*, whose outputs have known shapes."""
+    prepared = device.prepare_model(model, PrepareConfig())
+    outputs = [np.full(static_shape(o.shape) or (), 77, o.dtype.numpy) for o in model.outputs]
+    given = tuple(HostMemory(np.array(a, order="C")) for a in inputs)
+    prepared.execute(Request(given, tuple(map(HostMemory, outputs))), ExecutionConfig())
+    prepared.close()
+    return outputs
+
+
+def named(model: Model) -> str:
+    """The operations of *model*."""
+    return ", ".join(o.key for o in model.operations)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A block in which neither NumPy nor the devices warn."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield
