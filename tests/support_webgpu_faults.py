@@ -205,6 +205,9 @@ GROWTH_KIB: Final = 32 * 1024
 TIMEOUT_MS: Final = "1500"
 """`submit_timeout_ms` of the hosts: how long an endless shader is waited for."""
 
+ANSWER_SECONDS: Final = 600
+"""The most that a run may take, on a machine that is busy with other work."""
+
 NAMES: Final = {LOSE: "lost", HANG: "hung", DIE: "killed"}
 ORDINARY: Final = 3
 """Runs after each fault."""
@@ -250,7 +253,7 @@ def checked(
     model: CompiledModel, wanted: CompiledModel, given: NDArray, found: Found
 ) -> tuple[str, ...]:
     """Runs *model*, and compares. Returns what the receipt says of faults."""
-    outputs = model.run([given], timeout=120)
+    outputs = model.run([given], timeout=ANSWER_SECONDS)
     (step,) = outputs.receipt.steps
     found.answered[step.device] += 1
     if not np.array_equal(outputs[0], wanted(given)[0]):

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 from penstock.driverkit.engine import POLL_SECONDS, Limits, check_limits
 from penstock.drivers.webgpu.installation import SOFTWARE, keep_shaders
-from penstock.drivers.webgpu.watchdog import LOOK_SECONDS, Watchdog
+from penstock.drivers.webgpu.watchdog import LOOK_SECONDS, Watchdog, Work
 from penstock.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -113,11 +113,13 @@ class Gpu:
         device is opened for the next model.
         """
         self.lost = f"device {self.name} is lost: {reason}"
-        with _opening:
-            key = self.process, self.name
-            if _open.get(key) is self:
-                del _open[key]
-        engine_lost(self.lost)
+        try:
+            engine_lost(self.lost)
+        finally:
+            with _opening:
+                key = self.process, self.name
+                if _open.get(key) is self:
+                    del _open[key]
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -129,15 +131,16 @@ class Gpu:
         except Exception as error:  # noqa: BLE001  # wgpu raises errors of several classes
             self.lose(f"{type(error).__name__}: {error}")
 
-    def await_map(self, buffer: Any, config: Limits) -> None:
-        """Maps *buffer* for reading once all work that was submitted before has ended.
+    def await_map(self, buffer: Any, config: Limits, work: Work) -> None:
+        """Maps *buffer* for reading once *work*, which was submitted before, has ended.
 
-        Raises what the limits of *config* raise; then the work goes on, and the buffer must not be
-        used again. Raises `DeadObject` if the device is lost meanwhile.
+        Raises what the limits of *config* raise; then the work goes on and stays watched, and the
+        buffer must not be used again. Raises `DeadObject` if the device is lost meanwhile.
         """
         promise = buffer.map_async("READ")
         # The event of a promise is the only way to wait with a limit.
         ended: threading.Event = promise._thread_event  # noqa: SLF001
+        work.ended, work.buffer = ended, buffer
         while not ended.wait(_look_seconds(config)):
             check_limits(config)
             if self.lost:

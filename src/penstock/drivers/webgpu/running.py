@@ -130,9 +130,9 @@ class Run:
         seconds = knobs.submit_timeout_ms() / 1e3 + PATIENCE * predicted / 1e9
         if not code.is_warm:
             seconds += COMPILE_SECONDS * len(code.pipelines)
-        with code.gpu.watchdog.watching(seconds):
+        with code.gpu.watchdog.watching(seconds) as work:
             self._submit(first, last, results=results)
-            code.gpu.await_map(self._results, config)
+            code.gpu.await_map(self._results, config, work)
 
     def _submit(self, first: int, last: int, *, results: bool) -> None:
         device = self.code.gpu.device

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from penstock import hal
-from penstock.drivers.webgpu.watchdog import Watchdog
+from penstock.drivers.webgpu.watchdog import Watchdog, Work
 from penstock.errors import Cancelled, DeadObject, MissedDeadline
 from penstock.ir import NDArray
 from tests.support_programs import run_python
 from tests.support_webgpu import needs_webgpu, software
-from tests.support_webgpu_faults import SHAPE, network, order
+from tests.support_webgpu_faults import ANSWER_SECONDS, SHAPE, network, order
 
 
 @needs_webgpu
@@ -32,7 +32,7 @@ def test_every_run_is_answered_and_nothing_is_left() -> None:
         "found = rounds(2, seed=3)\n"
         "print(*found.lines(), sep='\\n')\n"
     )
-    printed = run_python("-c", code, check=True).stdout
+    printed = run_python("-c", code, check=True, timeout=2 * ANSWER_SECONDS).stdout
     assert printed.rstrip().endswith("\n0 failures"), printed
     for reason in ("device webgpu-software is lost: ", "has not ended within", "SIGKILL"):
         assert reason in printed, printed
@@ -54,17 +54,17 @@ def test_lost_device_raises_in_the_callers_process_and_another_one_is_opened() -
 @needs_webgpu
 def test_wait_for_the_device_ends_at_limits_and_when_it_is_lost() -> None:
     prepared = software().prepare_model(network(), hal.PrepareConfig())
-    gpu, endless = gpu_of(prepared), Mock()
+    gpu, endless, work = gpu_of(prepared), Mock(), Work(0.0, 0.0)
     endless.map_async.return_value._thread_event = threading.Event()
     with pytest.raises(MissedDeadline):
-        gpu.await_map(endless, hal.ExecutionConfig(deadline_ns=time.monotonic_ns() + 10**7))
+        gpu.await_map(endless, hal.ExecutionConfig(deadline_ns=time.monotonic_ns() + 10**7), work)
     token = hal.CancelToken()
     threading.Timer(0.05, token.set).start()
     with pytest.raises(Cancelled):
-        gpu.await_map(endless, hal.ExecutionConfig(cancel=token))
+        gpu.await_map(endless, hal.ExecutionConfig(cancel=token), work)
     threading.Timer(0.05, gpu._hangs, (3.0,)).start()
     with pytest.raises(DeadObject, match=r"is lost: a shader has not ended within 3 s"):
-        gpu.await_map(endless, hal.ExecutionConfig())
+        gpu.await_map(endless, hal.ExecutionConfig(), work)
 
 
 def test_watchdog_finds_work_that_does_not_end() -> None:
@@ -81,6 +81,19 @@ def test_watchdog_finds_work_that_does_not_end() -> None:
     with watchdog.watching(60), watchdog.watching(0.01):
         assert late.wait(60)
     assert found == [0.01]
+
+
+def test_watchdog_watches_work_that_a_caller_left() -> None:
+    late = threading.Event()
+    watchdog = Watchdog(lambda _: late.set())
+    ended = threading.Event()
+    with watchdog.watching(0.3) as work:
+        work.ended = ended
+    ended.set()
+    assert not late.wait(1)
+    with watchdog.watching(0.01) as work:
+        work.ended = threading.Event()
+    assert late.wait(60)
 
 
 def gpu_of(prepared: hal.PreparedModel) -> Any:
