@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from penstock.driverkit.artefact import Ports, framed, unframed
-from penstock.drivers.webgpu.emit.module import ALIGNMENT, MOST_BINDINGS, Binding, Call, Layout
+from penstock.drivers.webgpu.calls import ALIGNMENT, MOST_BINDINGS, Binding, Call, Layout
 from penstock.errors import GeneralFailure
 
 SCHEMA: Final = 1

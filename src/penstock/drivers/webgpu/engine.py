@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn
 
 from penstock.driverkit.engine import POLL_SECONDS, Limits, check_limits
+from penstock.drivers.webgpu.declarations import parsed_declarations
 from penstock.drivers.webgpu.installation import SOFTWARE, keep_shaders
 from penstock.drivers.webgpu.watchdog import LOOK_SECONDS, Watchdog, Work
 from penstock.errors import (
@@ -176,9 +177,10 @@ def adapters() -> tuple[Sequence[Any], Sequence[Any]]:
     with _first:
         if not _opened:
             keep_shaders()
-            # The library asks every interface of the system otherwise, and some print warnings.
-            from wgpu.backends.wgpu_native.extras import set_instance_extras
+            with parsed_declarations():
+                from wgpu.backends.wgpu_native.extras import set_instance_extras
 
+            # The library asks every interface of the system otherwise, and some print warnings.
             set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
             _opened.append(True)
     import wgpu

@@ -11,7 +11,7 @@ from penstock import knobs
 from penstock.driverkit.engine import Limits, check_limits
 from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
 from penstock.drivers.webgpu.artefact import Manifest
-from penstock.drivers.webgpu.emit.module import Call
+from penstock.drivers.webgpu.calls import Call
 from penstock.drivers.webgpu.engine import Gpu
 from penstock.errors import GeneralFailure
 from penstock.hal import ExecutionConfig

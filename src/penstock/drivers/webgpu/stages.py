@@ -10,9 +10,10 @@ from penstock.compiler import memory
 from penstock.compiler.entry import legal
 from penstock.compiler.outputs import with_own_outputs
 from penstock.compiler.printing import operation_names, show, show_plan
+from penstock.drivers.webgpu.calls import ALIGNMENT
 from penstock.drivers.webgpu.compiling import lowered
 from penstock.drivers.webgpu.emit.form import form_of
-from penstock.drivers.webgpu.emit.module import ALIGNMENT, generate, template_of
+from penstock.drivers.webgpu.emit.module import generate, template_of
 from penstock.hal import PrepareConfig
 from penstock.ir import Model
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.drivers.webgpu import artefact
-from penstock.drivers.webgpu.emit.module import Binding, Layout
+from penstock.drivers.webgpu.calls import Binding, Layout
 from penstock.errors import GeneralFailure
 from penstock.ir import DType
 from tests.support_webgpu import elementwise, manifest_of

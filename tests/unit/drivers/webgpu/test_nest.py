@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from penstock.compiler import interpreter
 from penstock.compiler.expression import Scope, identity
 from penstock.compiler.program import Access, Combine, Kernel, Position, Program, Tensor, along
-from penstock.drivers.webgpu.emit.module import MOST_BINDINGS, generate
+from penstock.drivers.webgpu.calls import MOST_BINDINGS
+from penstock.drivers.webgpu.emit.module import generate
 from penstock.drivers.webgpu.running import parts_of
 from penstock.ir import DType, NDArray
 from tests.support_webgpu import needs_webgpu, run_program

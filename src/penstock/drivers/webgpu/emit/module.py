@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -12,6 +12,14 @@ import numpy as np
 from penstock.compiler import memory
 from penstock.compiler.memory import nbytes
 from penstock.compiler.program import Kernel, Program
+from penstock.drivers.webgpu.calls import (
+    ALIGNMENT,
+    MOST_BINDINGS,
+    Binding,
+    Buffer,
+    Call,
+    Layout,
+)
 from penstock.drivers.webgpu.emit.form import Form, form_of, packed
 from penstock.drivers.webgpu.emit.nest import nest
 from penstock.drivers.webgpu.emit.routine import NS_A_TURN, routine
@@ -19,49 +27,8 @@ from penstock.drivers.webgpu.emit.shader import Printed, Slot
 from penstock.drivers.webgpu.emit.tile import tile
 from penstock.interrupts import polled
 
-ALIGNMENT: Final = 256
-"""Bytes at whose multiples every device lets a binding begin."""
-
-MOST_BINDINGS: Final = 8
-"""Storage buffers that every device lets a shader bind."""
-
 POINTS_A_NS: Final = {"nest": 0.1, "tile": 0.5, "tile of words": 1.0}
 """Points of a nest in a nanosecond, of the slowest device: Mesa's software on one core."""
-
-Buffer: TypeAlias = Literal["memory", "constants"]
-
-
-class Binding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A range of a buffer, in bytes."""
-
-    buffer: Buffer
-    offset: int
-    size: int
-
-
-class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One kernel: the number of its shader, what it is bound to, its workgroups, its template and
-    name, the operations that it computes, and about how long it takes.
-    """
-
-    shader: int
-    bindings: tuple[Binding, ...]
-    groups: tuple[int, int, int]
-    template: str
-    name: str
-    origin: tuple[int, ...]
-    estimate_ns: int
-
-
-class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The bytes of the device's memory, where in it inputs and outputs begin, and the range that
-    has all outputs.
-    """
-
-    memory: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    results: tuple[int, int]
 
 
 class Module(msgspec.Struct, frozen=True, eq=False):
