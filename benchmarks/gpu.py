@@ -228,7 +228,7 @@ def measured(
             if only and entry["id"] not in only:
                 continue
             races.append(raced(entry, models, cache, rounds))
-            print(told(races[-1]), file=sys.stderr, flush=True)
+            print(summary(races[-1]), file=sys.stderr, flush=True)
             keep(races, None)
         if races:
             start = started(cache, 3 if quick else 9)
@@ -240,7 +240,7 @@ def rows_of(
     races: Sequence[Mapping[str, Any]], start: tuple[float, float] | None
 ) -> list[Row]:  # fmt: skip
     found = [
-        Row(NAME, race["id"], value, "x", LIMIT, told(race))
+        Row(NAME, race["id"], value, "x", LIMIT, summary(race))
         for race in races
         if (value := ratio(race)) is not None
     ]
@@ -253,8 +253,8 @@ def rows_of(
     return found
 
 
-def told(race: Mapping[str, Any]) -> str:
-    """A race in one line."""
+def summary(race: Mapping[str, Any]) -> str:
+    """A race in one line: the median time of each subject, or its refusal."""
     times = {name: 1e3 * statistics.median(each) for name, each in race["times"].items()}
     parts = [f"{name} {took:.2f} ms" for name, took in times.items()]
     parts += [f"{name} refuses: {why[:90]}" for name, why in race["refused"].items()]
@@ -281,12 +281,12 @@ def document(
 ) -> str:
     """The text of the results."""
     installed = {**machine.installed(), **versions_of_others()}
-    told_versions = ", ".join(f"{name} {number}" for name, number in installed.items())
+    versions = ", ".join(f"{name} {number}" for name, number in installed.items())
     lines = [
         HEAD,
         f"- date: {dt.datetime.now(dt.UTC):%Y-%m-%d}, adapter: {adapter}",
         f"- processor: {machine.processor()}, one core",
-        f"- versions: Python {platform.python_version()}, {told_versions}",
+        f"- versions: Python {platform.python_version()}, {versions}",
         f"- code: {machine.code()}",
         f"- {rounds} rounds",
     ]

@@ -44,6 +44,7 @@ LEAVES = {
         "logs",
         "processes",
         "sealed",
+        "vulkan",
     )
 }
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock import knobs
+from penstock import knobs, vulkan
 from penstock.distribution import BY_THE_PROGRAM
 from penstock.errors import DeviceUnavailable, InputError, Unreadable
 from penstock.ipc.sandbox.policy import empty
@@ -204,7 +204,10 @@ SOCKET_MODE: Final = 0o666
 CONNECT_SECONDS: Final = 10.0
 """Seconds that a service may be too busy to accept a connection."""
 
-KEPT: Final = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "LD_LIBRARY_PATH")
+KEPT: Final = (
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "LD_LIBRARY_PATH"),
+    *vulkan.VARIABLES,
+)
 KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_")
 
 

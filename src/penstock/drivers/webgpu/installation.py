@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from penstock import vulkan
 from penstock.distribution import install_command
 from penstock.driverkit import installation
 from penstock.driverkit.installation import package_folder
@@ -62,7 +63,8 @@ def missing(name: str) -> str | None:
             "apt install mesa-vulkan-drivers)"
         )
     if nodes():
-        return f"no Vulkan driver for a graphics processor was found in {', '.join(MANIFESTS)}"
+        places = vulkan.named_manifests() if vulkan.replaces_system_drivers() else MANIFESTS
+        return f"no Vulkan driver for a graphics processor was found in {', '.join(places)}"
     return "no graphics processor: no /dev/dri/renderD*, /dev/nvidia* or /dev/dxg exists"
 
 
@@ -78,8 +80,11 @@ def found(name: str) -> Sequence[str]:
 
 
 def manifests() -> Sequence[Path]:
-    """The manifests of Vulkan's drivers."""
-    return [path for folder in MANIFESTS for path in sorted(Path(folder).glob("*.json"))]
+    """The manifests of Vulkan's drivers: of the system, or those that the environment names."""
+    named = [path for path in map(Path, vulkan.named_manifests()) if path.is_file()]
+    if vulkan.replaces_system_drivers():
+        return named
+    return [*named, *(p for folder in MANIFESTS for p in sorted(Path(folder).glob("*.json")))]
 
 
 def nodes() -> Sequence[Path]:

@@ -12,6 +12,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from penstock import vulkan
 from penstock.errors import PenstockError, Unreadable
 from penstock.knobs import absolute, cache_dir, settings_path, user_directory
 from penstock.sealed.places import make_private_directory, shader_directory, state_directory
@@ -302,16 +303,19 @@ def _modules(directory: str, private: list[str]) -> list[str]:
 
 
 def host_policy(*, shaders: bool = False) -> SandboxPolicy:
-    """The policy of a host, with a new temporary directory that it may write and, with *shaders*,
-    the directory of compiled shaders.
+    """The policy of a host, with a new temporary directory that it may write. With *shaders* it may
+    also write the directory of compiled shaders, and read the drivers of Vulkan that the
+    environment names.
     """
     scratch = scratch_directory()
     written = [] if scratch is None else [scratch]
+    read = list[str]()
     if shaders:
+        read += vulkan.files_of_named_drivers()
         with suppress(OSError, Unreadable):
             make_private_directory(shader_directory())
             written.append(os.path.realpath(shader_directory()))
-    return SandboxPolicy(write=tuple(written))
+    return SandboxPolicy(read=tuple(read), write=tuple(written))
 
 
 def _installed() -> list[str]:

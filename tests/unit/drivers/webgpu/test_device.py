@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import hal, knobs
+from penstock import hal, knobs, vulkan
 from penstock.drivers.webgpu import create, installation
 from penstock.errors import DeadObject
 from penstock.hal.device import is_isolated
@@ -93,6 +95,29 @@ def test_a_device_without_an_adapter_says_what_is_missing(
     assert hardware.check() is None
 
 
+def test_variables_name_the_drivers_of_vulkan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system, named = tmp_path / "system", tmp_path / "named"
+    for folder, name in ((system, "lvp_icd"), (named, "radeon_icd")):
+        folder.mkdir()
+        (folder / f"{name}.x86_64.json").touch()
+    monkeypatch.setattr(installation, "MANIFESTS", (str(system),))
+    for variable in vulkan.VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+    def names() -> list[str]:
+        return [path.name.partition("_")[0] for path in installation.manifests()]
+
+    assert names() == ["lvp"]
+    monkeypatch.setenv("VK_ADD_DRIVER_FILES", str(named))
+    assert names() == ["radeon", "lvp"]
+    monkeypatch.setenv("VK_ICD_FILENAMES", str(named / "radeon_icd.x86_64.json"))
+    assert names() == ["radeon"]
+    monkeypatch.setenv("VK_DRIVER_FILES", str(named / "missing.json"))
+    assert names() == []
+
+
 def test_examining_a_model_loads_no_engine() -> None:
     code = (
         "import sys, penstock; from penstock.drivers.webgpu import create;"
@@ -170,6 +195,32 @@ def test_the_device_runs_in_a_process_of_its_own_and_its_death_is_survived() -> 
     )
     printed = run_python("-c", code, check=True).stdout
     assert printed.startswith("True device webgpu-software: its driver's process was ended by ")
+
+
+@needs_webgpu
+@pytest.mark.skipif(sys.platform != "linux", reason="drivers are isolated on Linux")
+def test_a_host_process_loads_the_driver_of_vulkan_that_a_variable_names(tmp_path: Path) -> None:
+    (system,) = (p for p in installation.manifests() if p.name.startswith("lvp"))
+    library = Path(json.loads(system.read_bytes())["ICD"]["library_path"])
+    if not library.is_absolute():
+        pytest.skip(f"the system's loader finds {library}")
+    shutil.copy(library, tmp_path / "libcopy.so")
+    code = (
+        "import penstock\n"
+        "from tests.unit.drivers.webgpu.test_device import IMAGE, network\n"
+        "from penstock.runtime.isolation import supervisors\n"
+        "with penstock.compile(network(), devices=['webgpu-software'], cache=None) as compiled:\n"
+        "    compiled.run([IMAGE])\n"
+        "    maps = open(f'/proc/{supervisors()[0].running.pid}/maps').read()\n"
+        "print([line.split()[-1] for line in maps.splitlines() if '.so' in line])\n"
+    )
+    manifest = tmp_path / "lvp_icd.json"
+    driver = {"api_version": "1.1.230", "library_path": "./libcopy.so"}
+    manifest.write_text(json.dumps({"ICD": driver, "file_format_version": "1.0.0"}), "ascii")
+    environment = {**os.environ, "VK_DRIVER_FILES": str(manifest)}
+    printed = run_python("-c", code, check=True, env=environment).stdout
+    assert str(tmp_path / "libcopy.so") in printed
+    assert str(library) not in printed
 
 
 @needs_webgpu
