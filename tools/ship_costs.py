@@ -1,7 +1,8 @@
 """Writes the shipped tables of what operations cost: `python tools/ship_costs.py [THREADS ...]`.
 
-Measures Penstock's own devices on this machine, which should do nothing else, for 1 and 2 threads.
-Each device, class and number of threads has a process of its own.
+Measures Penstock's own devices on this machine, which should do nothing else, for 1 and 2 threads,
+and writes the tables of its sort of processor. Each device, class and number of threads has a
+process of its own.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ SECONDS: Final = 300.0
 
 
 def main(*threads: str) -> None:
-    tables: dict[str, dict[str, Any]] = {}
+    from penstock.runtime.calibration.tables import sort_of_processor
+
+    every: dict[str, dict[str, dict[str, Any]]] = {}
     if TABLES.is_file():
-        tables = json.loads(TABLES.read_text(encoding="utf-8"))
+        every = json.loads(TABLES.read_text(encoding="utf-8"))
+    tables = every.setdefault(sort_of_processor(), {})
     for count in threads or ("1", "2"):
         for device, accuracy, label in MEASURED:
             print(device, accuracy, count, flush=True)
@@ -46,7 +50,7 @@ def main(*threads: str) -> None:
             # A device may refuse the sample of a step in a class.
             step = table["step_ns"] or tables[f"{device} any"][count]["step_ns"]
             tables.setdefault(f"{device} {label}", {})[count] = {**table, "step_ns": step}
-            TABLES.write_text(text_of(tables), encoding="utf-8")
+            TABLES.write_text(text_of(every), encoding="utf-8")
 
 
 def measured(device: str, accuracy: str, threads: str) -> Mapping[str, Any]:

@@ -29,6 +29,9 @@ LOOP: Final = "WHILE other"
 FEW_CHANNELS: Final = 4
 """Input channels of a picture, for which kernels of convolutions are less efficient."""
 
+LONG_WINDOW: Final = 16
+"""Places in a row from which a convolution of few channels is one of a signal, with long sums."""
+
 
 class EngineCosts(Struct, frozen=True):
     """The costs of one engine.
@@ -63,7 +66,9 @@ class EngineCosts(Struct, frozen=True):
     def of(self, cell: str, features: Features) -> float | None:
         """The time of an operation with these *features* that belongs to *cell*."""
         kind, _, dtype = cell.rpartition(" ")
-        for name in (cell, *(f"{kind} {other}" for other in NEAREST.get(dtype, ()))):
+        types = (dtype, *NEAREST.get(dtype, ()))
+        kinds = (kind, *SIMILAR.get(kind, ()))
+        for name in (f"{one} {other}" for one in kinds for other in types):
             if (factors := self.cells.get(name)) is not None:
                 alone = sum(ns * amount for ns, amount in zip(factors, features, strict=True))
                 more = self.together.get(name, 1.0) * alone + self.overhead_of(dtype)
@@ -112,10 +117,13 @@ def basis_of(costs: Costs, devices: Iterable[str]) -> str:
     return " and ".join(sources)
 
 
+SIMILAR: Final[dict[str, tuple[str, ...]]] = {"CONV_2D long": ("CONV_2D few",)}
+"""For a kind without a cell, those whose cell is used instead."""
+
 NEAREST: Final[dict[str, tuple[str, ...]]] = {
     "hybrid": ("float32", "int8"),
-    "uint8": ("int8",),
-    "int8": ("uint8",),
+    "uint8": ("int8", "float32"),
+    "int8": ("uint8", "float32"),
     "int16": ("float32", "int8"),
     "other": ("float32", "int8"),
     "float32": ("int8",),
@@ -160,7 +168,9 @@ def kind_of(subgraph: Subgraph, operation: Operation) -> str:
             return "CONV_2D"
         if shape[1] == shape[2] == 1:
             return "CONV_2D 1x1"
-        return "CONV_2D few" if shape[3] <= FEW_CHANNELS else "CONV_2D"
+        if shape[3] <= FEW_CHANNELS:
+            return "CONV_2D long" if max(shape[1:3]) >= LONG_WINDOW else "CONV_2D few"
+        return "CONV_2D"
     if key == "FULLY_CONNECTED" and _rows_of(subgraph, operation) > 1:
         return "FULLY_CONNECTED rows"
     if key in RECURRENT:
@@ -203,12 +213,19 @@ def features_of(subgraph: Subgraph, operation: Operation) -> Features:
     # The weight of a kind that is measured lies in its cell.
     is_known = key in STANDS_FOR or key in RECURRENT
     amount = found.macs / (work.weight_of(key) if is_known else 1.0)
-    constants = sum(work.nbytes_of(o) for o in inputs if o.is_constant and o.has_value)
+    constants = sum(
+        work.nbytes_of(o)
+        for o in inputs
+        if o.is_constant and o.has_value and o.dtype not in ARGUMENTS
+    )
     if key in LOOKUPS:
         # Of a table only the rows that are wanted are read.
         constants = min(constants, work.nbytes_of(subgraph.operands[operation.outputs[0]]))
     return 1.0, amount, found.nbytes, constants
 
+
+ARGUMENTS: Final = frozenset({DType.INT32, DType.INT64, DType.BOOL})
+"""Element types of axes, shapes, indices and biases: reading them takes no time of its own."""
 
 CONVOLUTIONS: Final = frozenset({"CONV_2D", "GROUPED_CONV_2D"})
 WEIGHTED: Final = frozenset({

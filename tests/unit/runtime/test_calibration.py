@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from penstock.cache.naming import CALIBRATIONS
 from penstock.cli.application import app
 from penstock.export import tflite
 from penstock.ir import DType, Model, ModelBuilder
-from penstock.partitioning.costs import LOOP, TYPICAL, EngineCosts, Features, cell_of
+from penstock.partitioning.costs import LOOP, TYPICAL, EngineCosts, Features, cell_of, features_of
 from penstock.runtime.calibration import calibrating, fitting, samples, tables, timing
 from penstock.runtime.calibration.fitting import Timing, fit
 from penstock.runtime.calibration.samples import EDGE, NETWORK, STEP, TINY, Sample
@@ -46,8 +47,10 @@ def test_operations_of_a_sample_belong_to_its_cell(kind: str) -> None:
 
 
 def test_every_device_of_penstock_has_a_shipped_table_for_one_and_two_threads() -> None:
-    found = tables.shipped_tables()
-    for name in ("llvm", "xnnpack", "onnxruntime-cpu", "openvino-cpu", "reference"):
+    every = tables.shipped_tables()
+    assert set(every) == {tables.DOT_PRODUCTS, tables.NO_DOT_PRODUCTS}
+    names = ("llvm", "xnnpack", "onnxruntime-cpu", "openvino-cpu", "reference")
+    for found, name in itertools.product(every.values(), names):
         by_threads = found[f"{name} {tables.ANY_CLASS}"]
         assert set(by_threads) == {"1", "2"}
         for table in by_threads.values():
@@ -179,6 +182,35 @@ def test_one_size_of_a_kind_without_a_table_gives_the_cost_of_an_element() -> No
     assert small < 100
 
 
+def test_no_byte_is_found_to_cost_more_than_a_slow_memory_takes() -> None:
+    """What a few bytes of constants cannot take is taken by the rest."""
+    sizes: list[Features] = [(1, 1e6, 1e3, 64), (1, 2e6, 1e3, 128), (1, 3e6, 1e3, 192)]
+    timings = [timed(STEP, 1_000, (1, 1, 1, 0))]
+    timings += [timed("CONV_2D int8", size[1], size) for size in sizes]
+    found = fit(timings, None, "a test")
+    assert (np.array(found.cells["CONV_2D int8"])[2:] <= fitting.MOST[2:]).all()
+    for size in sizes:
+        assert found.of("CONV_2D int8", size) == pytest.approx(size[1], rel=0.1)
+
+
+def test_a_convolution_of_few_channels_with_a_long_window_is_one_of_a_signal() -> None:
+    names = ("CONV_2D few float32 96x96x3x16x3x2", "CONV_2D long float32 640x256x64x64")
+    graphs = [EVERY[name].make().entry for name in names]
+    cells = [cell_of(graph, graph.operations[0]) for graph in graphs]
+    assert cells == ["CONV_2D few float32", "CONV_2D long float32"]
+    few = EngineCosts({"CONV_2D few float32": TRUTH}, {}, {}, 0, 0, 1.0, "")
+    assert few.of("CONV_2D long float32", SIZES[0]) == few.of("CONV_2D few float32", SIZES[0])
+
+
+def test_axes_and_other_arguments_are_no_constants_that_take_time() -> None:
+    model = EVERY["MEAN int8 1x4x4x16"].make()
+    *_, constants = features_of(model.entry, model.operations[0])
+    assert constants == 0
+    model = EVERY["CONV_2D 1x1 int8 1x1x32x32x1x1"].make()
+    *_, constants = features_of(model.entry, model.operations[0])
+    assert constants == 32 * 32
+
+
 def test_loops_show_what_a_round_costs() -> None:
     def loop(rounds: int) -> Timing:
         parts = (
@@ -251,6 +283,26 @@ def test_shipped_costs_are_only_for_the_devices_of_penstock() -> None:
     assert tables.shipped_costs(NumpyDevice("reference"), "stepwise", 1) is None
     nearest = tables.shipped_costs(own, "stepwise", 64)
     assert nearest == tables.shipped_costs(own, "stepwise", 2)
+
+
+@pytest.mark.parametrize(
+    ("features", "sort"),
+    [
+        ("avx2 fma", tables.NO_DOT_PRODUCTS),
+        ("avx avx2 avx_vnni fma", tables.DOT_PRODUCTS),
+        ("avx2 avx512_vnni avx512f", tables.DOT_PRODUCTS),
+        ("asimd asimddp", tables.DOT_PRODUCTS),
+        ("asimd", tables.NO_DOT_PRODUCTS),
+        ("baseline", tables.NO_DOT_PRODUCTS),
+    ],
+)
+def test_shipped_costs_are_those_of_a_processor_of_the_same_sort(
+    features: str, sort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "processor_features", lambda: features)
+    (own,) = manager.choose(["llvm"])
+    expected = tables.shipped_tables()[sort][f"llvm {tables.ANY_CLASS}"]["1"].costs
+    assert tables.shipped_costs(own, "stepwise", 1) == expected
 
 
 def test_shipped_costs_follow_the_pace_of_the_devices_measured_here(tmp_path: Path) -> None:

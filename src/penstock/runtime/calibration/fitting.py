@@ -145,8 +145,8 @@ def _overhead(
 
 
 PRODUCTS: Final = frozenset({
-    "CONV_2D", "CONV_2D 1x1", "CONV_2D few", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "LSTM", "SVDF",
-    "FULLY_CONNECTED", "FULLY_CONNECTED rows", "BATCH_MATMUL",
+    "CONV_2D", "CONV_2D 1x1", "CONV_2D few", "CONV_2D long", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV",
+    "LSTM", "SVDF", "FULLY_CONNECTED", "FULLY_CONNECTED rows", "BATCH_MATMUL",
 })  # fmt: skip
 """Kinds that multiply and add. Their speed differs between processors in another way."""
 
@@ -182,7 +182,8 @@ class _Scales:
                 )
                 for timing in group
             ]
-            for name in (cell, *_shared(cell)):
+            kind, _, dtype = cell.rpartition(" ")
+            for name in (cell, f"{_family(kind)} {dtype}", _family(kind), EVERY_CELL):
                 self._logs.setdefault(name, []).append(statistics.mean(found))
 
     def _whole(self, cell: str, before: Features) -> Features:
@@ -211,10 +212,14 @@ class _Scales:
         return one, two, three, four
 
 
+def _family(kind: str) -> str:
+    return "products" if kind in PRODUCTS else "others"
+
+
 def _shared(cell: str) -> tuple[str, ...]:
     """Names of what *cell* has in common with others, the most similar first."""
     kind, _, dtype = cell.rpartition(" ")
-    family = "products" if kind in PRODUCTS else "others"
+    family = _family(kind)
     types = (dtype, *NEAREST.get(dtype, ()))
     return (
         *(f"{kind} {name}" for name in types),
@@ -242,7 +247,13 @@ def _cell(cell: str, group: Sequence[Timing], known: EngineCosts, scales: _Scale
     near = np.diag(trust * amounts)
     rows = np.vstack([rows, near])
     wanted = np.append(wanted, near @ np.array(expected))
-    return _features(non_negative_least_squares(rows, wanted))
+    return _features(non_negative_least_squares(rows, wanted, MOST))
+
+
+MOST: Final = np.array([math.inf, math.inf, 8.0, 4.0])
+"""Upper bounds of a cell's terms. No engine takes longer to read a byte than a slow memory does;
+a sample with few bytes would otherwise put all its time on them.
+"""
 
 
 def _loop(group: Sequence[Timing], alone: EngineCosts) -> Features:
@@ -256,8 +267,8 @@ def _loop(group: Sequence[Timing], alone: EngineCosts) -> Features:
         return rounds, own_ns(timing, alone) - inner
 
     (first, short), (last, long) = rest(few), rest(many)
-    # Less than nothing if an engine compiles the loop away: what it enters then costs less too.
-    each = (long - short) / max(1.0, last - first)
+    # Less than nothing if an engine compiles the loop away.
+    each = max(0.0, (long - short) / max(1.0, last - first))
     return _features(np.array([max(0.0, short - first * each), each, 0.0, 0.0]))
 
 
@@ -330,7 +341,7 @@ def own_ns(timing: Timing, known: EngineCosts) -> float:
 
 def _step(group: Sequence[Timing], shipped: EngineCosts | None) -> float:
     if group:
-        return min(timing.ns for timing in group)
+        return statistics.median(timing.ns for timing in group)
     return 0.0 if shipped is None else shipped.step_ns
 
 
@@ -350,18 +361,23 @@ def _edge(group: Sequence[Timing], step: float, shipped: EngineCosts | None) -> 
     return 0.0 if shipped is None else shipped.edge_ns
 
 
-def non_negative_least_squares(rows: NDArray, wanted: NDArray) -> NDArray:
-    """The x of 0 or more that minimises |rows x - wanted|, by coordinate descent."""
+def non_negative_least_squares(
+    rows: NDArray, wanted: NDArray, most: NDArray | None = None
+) -> NDArray:
+    """The x of 0 or more, and of *most* or less, that minimises |rows x - wanted|, by coordinate
+    descent.
+    """
     sizes = np.linalg.norm(rows, axis=0)
     sizes[sizes == 0] = 1.0
     scaled = rows / sizes
     products, targets = scaled.T @ scaled, scaled.T @ wanted
     found = np.zeros(rows.shape[1])
+    limits = np.full(rows.shape[1], math.inf) if most is None else most * sizes
     for _ in range(PASSES):
         for at in range(len(found)):
             if products[at, at] > 0:
                 step = (targets[at] - products[at] @ found) / products[at, at]
-                found[at] = max(0.0, found[at] + step)
+                found[at] = min(max(0.0, found[at] + step), limits[at])
     result: NDArray = found / sizes
     return result
 

@@ -62,6 +62,17 @@ def _convolution(draft: Draft, size: Shape) -> Value:
     return value
 
 
+def _signal(draft: Draft, size: Shape) -> Value:
+    """Sums over windows of a signal. *size* is (samples, window, step, outputs)."""
+    count, window, step, outputs = size
+    shape = (1, 1, (count - window) // step + 1, outputs)
+    weights = draft.filter((outputs, 1, window, 1), 0)
+    inputs: list[Value | int] = [draft.input((1, 1, count, 1)), weights, draft.bias(outputs)]
+    return draft.add(
+        "CONV_2D", inputs, shape, {"padding": "VALID", "stride_h": 1, "stride_w": step}
+    )
+
+
 def _depthwise(draft: Draft, size: Shape) -> Value:
     """*size* is (height, width, channels, kernel, stride)."""
     high, wide, depth, kernel, stride = size
@@ -140,9 +151,9 @@ def _slice(draft: Draft, size: Shape) -> Value:
 
 
 def _gather(draft: Draft, size: Shape) -> Value:
-    """Sixteen rows of a table."""
-    rows = draft.integers(*draft.random.integers(0, size[0], 16))
-    return draft.add("GATHER", [draft.input(size), rows], (16, *size[1:]), {"axis": 0})
+    """Sixteen rows of a constant table."""
+    rows = draft.builder.input(DType.INT32, (16,), "rows")
+    return draft.add("GATHER", [draft.constant(size), rows], (16, *size[1:]), {"axis": 0})
 
 
 def _pools(count: int) -> Recipe:
@@ -249,7 +260,7 @@ def _of_input(make: Callable[[Draft, Value], Value]) -> Recipe:
 
 
 STEPS: Final = (16, 24, 32)
-"""Elements of the samples of a step. The quickest counts, so that no disturbance decides."""
+"""Elements of the samples of a step. The median counts, so that no disturbance decides."""
 
 EDGES: Final = ((28, 28, 64, 3, 1), (14, 14, 96, 3, 1), (56, 56, 32, 3, 1))
 PICTURES: Final = (
@@ -265,7 +276,7 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
             (28, 28, 32, 96, 1, 1), (14, 14, 64, 384, 1, 1), (56, 56, 16, 64, 1, 1),
             (7, 7, 160, 512, 1, 1), (112, 112, 8, 32, 1, 1), (7, 7, 64, 64, 1, 1),
             (28, 28, 128, 128, 1, 1), (14, 14, 16, 64, 1, 1), (1, 1, 32, 32, 1, 1),
-            (28, 28, 256, 512, 1, 1),
+            (28, 28, 256, 512, 1, 1), (1, 1, 1024, 512, 1, 1),
         ),
     ),
     "CONV_2D": (
@@ -280,6 +291,10 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
         _convolution,
         ((96, 96, 3, 16, 3, 2), (224, 224, 3, 32, 3, 2), (32, 32, 1, 16, 5, 1)),
     ),
+    "CONV_2D long": (
+        _signal,
+        ((1600, 400, 160, 201), (640, 256, 64, 64), (4096, 512, 128, 256), (512, 128, 128, 128)),
+    ),
     "DEPTHWISE_CONV_2D": (
         _depthwise,
         (
@@ -287,7 +302,13 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
             (12, 12, 32, 3, 1), (56, 56, 96, 3, 2),
         ),
     ),
-    "TRANSPOSE_CONV": (_transposed, ((14, 14, 64, 64, 2), (28, 28, 32, 32, 3), (64, 64, 16, 8, 2))),
+    "TRANSPOSE_CONV": (
+        _transposed,
+        (
+            (14, 14, 64, 64, 2), (28, 28, 32, 32, 3), (64, 64, 16, 8, 2), (2, 2, 128, 64, 4),
+            (4, 4, 32, 16, 4),
+        ),
+    ),
     "FULLY_CONNECTED": (
         _connected,
         ((1, 256, 256), (1, 1280, 1000), (1, 64, 12), (1, 4096, 512), (1, 16, 16)),

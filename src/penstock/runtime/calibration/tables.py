@@ -14,6 +14,7 @@ from msgspec import Struct
 from penstock.cache.ingredients import calibration_key
 from penstock.cache.verdicts import Calibration, Calibrations
 from penstock.distribution import DISTRIBUTION, origin_of
+from penstock.driverkit.installation import processor_features
 from penstock.errors import CacheError
 from penstock.hal import AccuracyClass, Device
 from penstock.logs import Log
@@ -24,6 +25,15 @@ log = Log(__name__)
 
 SHIPPED: Final = "shipped.json"
 MEASURED_SOURCE: Final = "measurements of this machine"
+
+DOT_PRODUCTS: Final = "int8 dot products"
+NO_DOT_PRODUCTS: Final = "no int8 dot products"
+"""The two sorts of processors that have shipped tables: nothing else about a processor changes the
+proportions of costs as much as instructions that sum products of int8.
+"""
+
+DOT_FEATURES: Final = frozenset({"avx512_vnni", "avx_vnni", "avx512_icl", "asimddp"})
+"""Features with such instructions, in the words of Linux and of NumPy."""
 
 SHIPPED_ERROR: Final = 1.8
 """Factor within which nine of ten predictions are assumed to lie on another machine."""
@@ -99,10 +109,12 @@ def kept_costs(
 
 
 def shipped_costs(device: Device, accuracy: AccuracyClass, num_threads: int) -> EngineCosts | None:
-    """The shipped costs of *device* in the mode *accuracy*; None if it is not Penstock's own."""
+    """The shipped costs of *device* in the mode *accuracy*, of a processor of the same sort as this
+    one; None if it is not Penstock's own.
+    """
     if not origin_of(device).startswith(f"{DISTRIBUTION}:"):
         return None
-    tables = shipped_tables()
+    tables = shipped_tables()[sort_of_processor()]
     for mode in (accuracy, ANY_CLASS):
         by_threads = tables.get(f"{device.name} {mode}")
         if by_threads:
@@ -111,14 +123,20 @@ def shipped_costs(device: Device, accuracy: AccuracyClass, num_threads: int) -> 
     return None
 
 
+def sort_of_processor() -> str:
+    """`DOT_PRODUCTS` or `NO_DOT_PRODUCTS`: which tables hold for this processor."""
+    has_any = not DOT_FEATURES.isdisjoint(processor_features().split())
+    return DOT_PRODUCTS if has_any else NO_DOT_PRODUCTS
+
+
 @cache
-def shipped_tables() -> dict[str, dict[str, Table]]:
-    """Tables by device and class, and then by the number of threads."""
+def shipped_tables() -> dict[str, dict[str, dict[str, Table]]]:
+    """Tables by sort of processor, by device and class, and then by the number of threads."""
     # Importing pathlib or importlib.resources takes longer than this.
     folder = os.path.dirname(__file__)  # noqa: PTH120
     with open(f"{folder}{os.sep}{SHIPPED}", "rb") as file:  # noqa: PTH123
         content = file.read()
-    return msgspec.json.decode(content, type=dict[str, dict[str, Table]])
+    return msgspec.json.decode(content, type=dict[str, dict[str, dict[str, Table]]])
 
 
 def keep(

@@ -21,7 +21,9 @@ from penstock.runtime.calibration.samples import Sample
 from penstock.runtime.tuning import examples
 
 BATCHES: Final = 5
-"""Batches of runs of one sample. The quickest counts: a disturbance makes a run longer."""
+"""Batches of runs of one sample. The median counts: a processor whose speed changes is seldom at
+its quickest, and a plan is to say what a run usually takes.
+"""
 
 BATCH_NS: Final = 400_000
 """Least time of a batch, of at least `LEAST_RUNS` and at most `MOST_RUNS` runs."""
@@ -75,7 +77,9 @@ def _time(model: Model, device: Device, accuracy: AccuracyClass, num_threads: in
         once = max(1, time.perf_counter_ns() - began)
         runs = max(LEAST_RUNS, min(MOST_RUNS, BATCH_NS // once))
         measure = _worked if num_threads == 1 else _median
-        return min(measure(partial(compiled.run, inputs), runs) for _ in range(BATCHES))
+        return statistics.median(
+            measure(partial(compiled.run, inputs), runs) for _ in range(BATCHES)
+        )
 
 
 def _worked(run: Callable[[], object], runs: int) -> float:
