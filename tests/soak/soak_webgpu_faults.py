@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Final
 
 from tests.support_webgpu import REASON
@@ -26,7 +27,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if REASON is not None:
         sys.exit(f"webgpu-software cannot be used: {REASON}")
-    found = rounds(arguments.count, arguments.seed)
+    found = rounds(arguments.count, arguments.seed, partial(print, flush=True))
     print("\n".join(found.lines()))
     return 1 if found.failures else 0
 

@@ -14,8 +14,9 @@ from penstock.ir import Model, NDArray
 from penstock.sealed import LoadedEntry, Seal
 
 if TYPE_CHECKING:
-    from penstock.driverkit.engine_model import EngineModel
+    from penstock.driverkit.engine_model import EngineModel, Profiler, RunPool
     from penstock.drivers.webgpu.artefact import Manifest
+    from penstock.drivers.webgpu.profiling import TimedRun
     from penstock.drivers.webgpu.running import Executable
 
 SPEED: Final = hal.PerformanceInfo(execution_time=0.5, power_usage=0.5)
@@ -119,4 +120,10 @@ class WebGpuDevice(EngineDevice):
         from penstock.drivers.webgpu.running import Code, Executable
 
         code = Code(engine.opened(self.name), manifest, constants, config)
-        return EngineModel(self, manifest.ports, report, Executable(code), None)
+        return EngineModel(self, manifest.ports, report, Executable(code), _profiler)
+
+
+def _profiler(executable: Executable) -> Profiler[RunPool[TimedRun]]:
+    from penstock.drivers.webgpu.profiling import profiler
+
+    return profiler(executable)

@@ -29,7 +29,8 @@ from penstock.hal import engine_lost
 BACKENDS: Final = ("Vulkan", "Metal", "D3D12")
 """Interfaces of graphics systems that have compute shaders everywhere."""
 
-WANTED: Final = ("timestamp-query",)
+TIMESTAMPS: Final = "timestamp-query"
+WANTED: Final = (TIMESTAMPS,)
 """Features that are used where an adapter has them."""
 
 LIMITS: Final = (
@@ -58,7 +59,8 @@ class Gpu:
             required_features=features, required_limits=limits
         )
         self.adapter = described(adapter)
-        self.has_timestamps = "timestamp-query" in features
+        self.ns_a_tick = _ns_a_tick(self.device) if TIMESTAMPS in features else 0.0
+        """Nanoseconds of a tick of the device's clock; 0 if it has no time stamps."""
         self.limits: dict[str, int] = dict(self.device.limits)
         self.name, self.process = name, os.getpid()
         self.watchdog = Watchdog(self._hangs)
@@ -164,6 +166,12 @@ def _look_seconds(config: Limits) -> float:
     if config.deadline_ns is not None:
         most = min(most, (config.deadline_ns - time.monotonic_ns()) / 1e9)
     return max(most, 0.0)
+
+
+def _ns_a_tick(device: Any) -> float:
+    from wgpu.backends.wgpu_native import lib
+
+    return float(lib.wgpuQueueGetTimestampPeriod(device.queue._internal))  # noqa: SLF001
 
 
 def described(adapter: Any) -> str:

@@ -138,14 +138,18 @@ class Run:
         device = self.code.gpu.device
         encoder = device.create_command_encoder()
         if last > first:
-            compute = encoder.begin_compute_pass()
-            self.record(compute, first, last)
-            compute.end()
+            self.record(encoder, first, last)
         if results:
             self.copy_results(encoder)
         device.queue.submit([encoder.finish()])
 
-    def record(self, compute: Any, first: int, last: int) -> None:
+    def record(self, encoder: Any, first: int, last: int) -> None:
+        """Records kernels."""
+        compute = encoder.begin_compute_pass()
+        self.dispatch(compute, first, last)
+        compute.end()
+
+    def dispatch(self, compute: Any, first: int, last: int) -> None:
         """Records kernels into a compute pass."""
         calls, pipelines, previous = self.code.manifest.calls, self.code.pipelines, -1
         for at in range(first, last):
@@ -157,7 +161,7 @@ class Run:
             compute.dispatch_workgroups(*call.groups)
 
     def copy_results(self, encoder: Any) -> None:
-        """Records the copy of all outputs to memory that can be mapped."""
+        """Records the copy of all results to memory that can be mapped."""
         if self._size:
             encoder.copy_buffer_to_buffer(self._memory, self._start, self._results, 0, self._size)
 
