@@ -96,7 +96,8 @@ def _subclass(own: Any) -> Any:
                 return
             made = known.made()
             for name in dir(made):
-                if not name.startswith("_"):
+                # A property, `errno`, is the same in every object.
+                if not name.startswith("_") and not isinstance(getattr(own, name, None), property):
                     setattr(self, name, getattr(made, name))
             self.set_source = lambda *_: None
 
