@@ -33,6 +33,10 @@ LONG_WINDOW: Final = 16
 """Places in a row from which a convolution of few channels is one of a signal, with long sums."""
 
 
+LARGE_BYTES: Final = 1 << 21
+"""Bytes of weights from which a layer reads them from memory: they fit in no cache of one core."""
+
+
 class EngineCosts(Struct, frozen=True):
     """The costs of one engine.
 
@@ -117,7 +121,9 @@ def basis_of(costs: Costs, devices: Iterable[str]) -> str:
     return " and ".join(sources)
 
 
-SIMILAR: Final[dict[str, tuple[str, ...]]] = {"CONV_2D long": ("CONV_2D few",)}
+SIMILAR: Final[dict[str, tuple[str, ...]]] = {
+    "CONV_2D long": ("CONV_2D few",), "FULLY_CONNECTED large": ("FULLY_CONNECTED",),
+}  # fmt: skip
 """For a kind without a cell, those whose cell is used instead."""
 
 NEAREST: Final[dict[str, tuple[str, ...]]] = {
@@ -171,8 +177,12 @@ def kind_of(subgraph: Subgraph, operation: Operation) -> str:
         if shape[3] <= FEW_CHANNELS:
             return "CONV_2D long" if max(shape[1:3]) >= LONG_WINDOW else "CONV_2D few"
         return "CONV_2D"
-    if key == "FULLY_CONNECTED" and _rows_of(subgraph, operation) > 1:
-        return "FULLY_CONNECTED rows"
+    if key == "FULLY_CONNECTED":
+        if _rows_of(subgraph, operation) > 1:
+            return "FULLY_CONNECTED rows"
+        weights = subgraph.operands[operation.inputs[1]]
+        is_large = work.nbytes_of(weights) >= LARGE_BYTES
+        return "FULLY_CONNECTED large" if is_large else "FULLY_CONNECTED"
     if key in RECURRENT:
         return "LSTM"
     if key == "QUANTIZE" and not subgraph.operands[operation.inputs[0]].dtype.is_float:

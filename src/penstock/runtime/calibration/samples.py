@@ -311,8 +311,9 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
     ),
     "FULLY_CONNECTED": (
         _connected,
-        ((1, 256, 256), (1, 1280, 1000), (1, 64, 12), (1, 4096, 512), (1, 16, 16)),
+        ((1, 256, 256), (1, 640, 512), (1, 64, 12), (1, 128, 640), (1, 16, 16)),
     ),
+    "FULLY_CONNECTED large": (_connected, ((1, 2048, 1024), (1, 4096, 1024))),
     "FULLY_CONNECTED rows": (
         _connected,
         ((49, 128, 256), (16, 64, 256), (98, 64, 64), (64, 256, 256), (128, 512, 512)),
@@ -353,7 +354,8 @@ TYPES: Final = (
     ("hybrid", DType.FLOAT32, DType.INT8), ("int16", DType.INT16, DType.INT8),
 )  # fmt: skip
 WEIGHTED: Final = frozenset({
-    "CONV_2D", "CONV_2D 1x1", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "FULLY_CONNECTED rows",
+    "CONV_2D", "CONV_2D 1x1", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "FULLY_CONNECTED large",
+    "FULLY_CONNECTED rows",
 })  # fmt: skip
 KINDS_OF_TYPE: Final = {"hybrid": WEIGHTED, "int16": WEIGHTED | {"ADD", "MUL", "BATCH_MATMUL"}}
 FLOAT_ONLY: Final = frozenset({"LSTM", "SELECT", "LESS", "TILE"})
