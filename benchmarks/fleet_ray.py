@@ -2,8 +2,9 @@
 
 Actors of one thread each run a network of the test corpus in batches of 200 ms and more, one actor
 and two in turn. Then the overhead of a row in batches of 64 on a network of one small operation,
-in the actor alone and through Ray Data, beside `CompiledModel.run` on the same batches. Then what
-Ray's own processes take while nothing is asked of them. On a busy machine two actors get two shares
+in the actor alone and through Ray Data, beside `CompiledModel.run` on the same batches. Then the
+memory of actors with one network of many weights, and what Ray's own processes take while nothing
+is asked of them. On a busy machine two actors get two shares
 of it, and times are longer than a row's own: processor time, which is given too, is not.
 """
 
@@ -22,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks import machine
+from penstock.errors import counted
 from penstock.export import tflite
 from penstock.fleet.ray import Predict
 from penstock.ir import DType, ModelBuilder
@@ -33,12 +35,23 @@ ROWS: Final = 32
 SMALL: Final = 64
 IDLE_S: Final = 20.0
 
+SIDE: Final = 4096
+"""Rows and columns of the matrix of the network with many weights: 67 MB."""
+
+ACTORS: Final = (1, 2, 4)
+
 
 class Work(Predict):
     """Runs the same batch of random pictures for each row it is given, and says when."""
 
-    def __init__(self, model: str) -> None:
-        super().__init__(model, columns=["x"], answers="outputs", devices=["llvm", "reference"])
+    def __init__(self, model: str, isolate: bool | None) -> None:
+        super().__init__(
+            model,
+            columns=["x"],
+            answers="outputs",
+            devices=["llvm", "reference"],
+            isolate=isolate,
+        )
         shape = [d or 1 for d in self.inputs[0].shape or ()]
         generator = np.random.default_rng(0)
         values = generator.integers(0, 100, (ROWS, *shape[1:]))
@@ -50,6 +63,17 @@ class Work(Predict):
         spent = time.process_time() - used
         row = {"began": began, "ended": time.monotonic(), "spent": spent, "process": os.getpid()}
         return {name: np.array([value]) for name, value in row.items()}
+
+
+class Weighty(Predict):
+    """Runs once; `process` is the actor's."""
+
+    def __init__(self, model: str, isolate: bool | None) -> None:
+        super().__init__(model, columns=["x"], answers="outputs", devices=["llvm"], isolate=isolate)
+        self({"x": np.zeros((1, SIDE), np.float32)})
+
+    def process(self) -> int:
+        return os.getpid()
 
 
 class Timed(Predict):
@@ -79,16 +103,71 @@ def relu(place: Path) -> str:
     return str(file)
 
 
-def long_batches(network: str, actors: int, batches: int) -> tuple[float, float, float]:
+def dense(place: Path) -> str:
+    """The file of a network of `SIDE * SIDE` float32 weights."""
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, SIDE), "x")
+    values = np.random.default_rng(0).standard_normal((SIDE, SIDE), np.float32)
+    weights = builder.constant(values, "weights")
+    bias = builder.constant(np.zeros(SIDE, np.float32), "bias")
+    (y,) = builder.operation("FULLY_CONNECTED", [x, weights, bias], [(DType.FLOAT32, (1, SIDE))])
+    file = place / "dense.tflite"
+    file.write_bytes(tflite.write(builder.build([y])))
+    return str(file)
+
+
+def memory_of_actors(model: str, number: int, isolate: bool | None) -> float:
+    """MB (PSS) of *number* actors with *model*, the drivers' processes included."""
+    import ray
+
+    actors = [ray.remote(num_cpus=0)(Weighty).remote(model, isolate) for _ in range(number)]
+    processes = ray.get([actor.process.remote() for actor in actors])
+    cache = os.environ["PENSTOCK_CACHE_DIR"]
+    found = sum(pss(process) for process in [*processes, *hosts(cache)])
+    for actor in actors:
+        ray.kill(actor)
+    while any(Path(f"/proc/{process}").exists() for process in [*processes, *hosts(cache)]):
+        time.sleep(0.1)
+    return found
+
+
+def hosts(cache: str | Path) -> list[int]:
+    """Processes of drivers whose cache is the directory *cache*."""
+    own = f"PENSTOCK_CACHE_DIR={cache}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            is_host = b"penstock.ipc.host" in (path / "cmdline").read_bytes()
+            if is_host and own in (path / "environ").read_bytes().split(b"\0"):
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def pss(process: int) -> float:
+    """The memory of *process* in MB, shared pages divided among those who share them; 0 once it has
+    ended.
+    """
+    try:
+        text = Path(f"/proc/{process}/smaps_rollup").read_text("utf-8")
+    except OSError:
+        return 0.0
+    return next(int(t.split()[1]) for t in text.splitlines() if t.startswith("Pss:")) / 1e3
+
+
+def long_batches(
+    network: str, actors: int, batches: int, isolate: bool | None
+) -> tuple[float, float, float]:
     """Batches a second of the actors together, after each has answered one; the median seconds
-    and the median processor seconds of a batch.
+    and the median processor seconds of a batch in the actor's process.
     """
     import ray.data
 
     data = ray.data.from_items(list(range(batches)), override_num_blocks=batches)
     rows = data.map_batches(
         Work,
-        fn_constructor_args=(network,),
+        fn_constructor_args=(network, isolate),
         batch_size=1,
         compute=ray.data.ActorPoolStrategy(size=actors),
         num_cpus=1,
@@ -161,14 +240,7 @@ def idle() -> tuple[int, float, float]:
     time.sleep(IDLE_S)
     after = processes_of_ray()
     spent = sum(seconds - before.get(process, seconds) for process, seconds in after.items())
-    memory = 0
-    for process in after:
-        try:
-            text = Path(f"/proc/{process}/smaps_rollup").read_text("utf-8")
-        except OSError:
-            continue
-        memory += next(int(t.split()[1]) for t in text.splitlines() if t.startswith("Pss:"))
-    return len(after), spent / IDLE_S, memory / 1e3
+    return len(after), spent / IDLE_S, sum(map(pss, after))
 
 
 def main() -> int:
@@ -182,6 +254,7 @@ def main() -> int:
     network = str((corpus / NETWORK).resolve())
     with tempfile.TemporaryDirectory() as place:
         os.environ["PENSTOCK_CACHE_DIR"] = str(Path(place, "cache"))
+        os.environ["PENSTOCK_STATE_DIR"] = str(Path(place, "state"))
         import ray
         import ray.data
 
@@ -197,19 +270,24 @@ def main() -> int:
         ]
         rounds = []
         for _ in range(given.rounds):
-            one = long_batches(network, 1, given.batches)
-            two = long_batches(network, 2, given.batches)
-            rounds.append((two[0] / one[0], one[1], one[2], two[2] / one[2]))
+            one, two, alone, beside = (
+                long_batches(network, actors, given.batches, isolate)
+                for isolate, actors in ((None, 1), (None, 2), (False, 1), (False, 2))
+            )
+            rounds.append(
+                (two[0] / one[0], one[1], beside[0] / alone[0], alone[2], beside[2] / alone[2])
+            )
             print(f"two actors over one: {rounds[-1][0]:.2f}; a batch {one[1] * 1e3:.0f} ms")
-        gain, seconds, spent, dearer = (
+        gain, seconds, gain_alone, spent, dearer = (
             statistics.median(values) for values in zip(*rounds, strict=True)
         )
-        every = ", ".join(f"{each[0]:.2f}" for each in rounds)
+        every, every_alone = (", ".join(f"{each[i]:.2f}" for each in rounds) for i in (0, 2))
         long = f"batches of {seconds * 1e3:.0f} ms"
         lines += [
             f"| two actors over one, {long} | {gain:.2f} ({every}) | 1.8 |",
-            f"| processor time of a batch, one actor | {spent * 1e3:.0f} ms | |",
-            f"| the same beside a second actor | {dearer:.2f} x | |",
+            f"| the same with `isolate=False` | {gain_alone:.2f} ({every_alone}) | 1.8 |",
+            f"| then: processor time of a batch, one actor | {spent * 1e3:.0f} ms | |",
+            f"| then: the same beside a second actor | {dearer:.2f} x | |",
         ]
         call, whole, actor = small_batches(relu(Path(place)), 1000)
         row = f"a row at batches of {SMALL}"
@@ -218,6 +296,14 @@ def main() -> int:
             f"| {row}: processor time of the actor beyond the runs | {actor:.1f} us | 50 us |",
             f"| {row}: time of Ray Data's whole stage | {whole:.1f} us | |",
         ]
+        weighty = dense(Path(place))
+        memory_of_actors(weighty, 1, None)
+        for isolate, words in ((None, ""), (False, ", `isolate=False`")):
+            for number in ACTORS:
+                held = memory_of_actors(weighty, number, isolate)
+                megabytes = f"{SIDE * SIDE * 4 / 1e6:.0f} MB of weights"
+                what = f"memory of {counted(number, 'actor')} with {megabytes}"
+                lines.append(f"| {what}{words} | {held:.0f} MB (PSS) | |")
         count, share, memory = idle()
         lines.append(
             f"| Ray idle: {count} processes | {share:.1%} of a core, {memory:.0f} MB (PSS) | |"

@@ -132,8 +132,8 @@ def measured(network: str, device: str, batch: int, rounds: int) -> dict[str, li
             "bare": bare,
             "nothing": nothing,
             "handler": lambda: median_of(run_bare),
-            "grpc": lambda: ask("grpc"),
-            "shared": lambda: ask("shared"),
+            "grpc": lambda: statistics.median(ask("grpc", COUNT)),
+            "shared": lambda: statistics.median(ask("shared", COUNT)),
         }
         for subject in subjects.values():
             subject()
@@ -187,8 +187,8 @@ def handler(arguments: Sequence[str]) -> Iterator[Callable[[], object]]:
 
 
 @contextmanager
-def client(port: int, *arguments: str) -> Iterator[Any]:
-    """A client; called with "grpc" or "shared", the median seconds of its requests."""
+def client(port: int, *arguments: str) -> Iterator[Callable[..., Any]]:
+    """A client of `benchmarks.serving_client`; called with the words of a line, its answer."""
     program = Path(__file__).with_name("serving_client.py")
     with subprocess.Popen(
         [str(CLIENT), str(program), str(port), *arguments],
@@ -200,11 +200,10 @@ def client(port: int, *arguments: str) -> Iterator[Any]:
         assert process.stdout is not None
         told, said = process.stdin, process.stdout
 
-        def ask(kind: str) -> float:
-            told.write(f"{kind} {COUNT}\n")
+        def ask(*words: object) -> Any:
+            told.write(" ".join(map(str, words)) + "\n")
             told.flush()
-            found: list[float] = json.loads(said.readline())
-            return statistics.median(found)
+            return json.loads(said.readline())
 
         try:
             yield ask

@@ -1,16 +1,23 @@
 """A client by tritonclient, for `benchmarks.serving`; runs in the environment of the clients.
 
-`serving_client.py GRPC_PORT NAME DATATYPE ROWS,...`: each line on stdin is `grpc COUNT` or `shared
-COUNT`, and is answered by a line with the seconds of each request, as JSON.
+`serving_client.py GRPC_PORT NAME DATATYPE ROWS,...`: each line on stdin is answered by a line of
+JSON. `grpc COUNT` and `shared COUNT` ask one request after the other, and say the seconds of each.
+`closed CLIENTS COUNT` asks with so many requests at a time, and says the requests a second. `open
+RATE COUNT SEED` asks at random times, RATE a second on average, whatever is answered (Poisson
+arrivals); it says the seconds of each request since the time at which it was due, and how many were
+refused.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import sys
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +26,8 @@ from tritonclient.utils import shared_memory, triton_to_np_dtype
 
 KEY: Final = f"/penstock-bench-{os.getpid()}"
 MOST_OUTPUT: Final = 1 << 20
+MOST_SECONDS: Final = 60.0
+"""The longest wait for answers after the last request of an open loop."""
 
 
 def main() -> None:
@@ -45,19 +54,76 @@ def main() -> None:
         def in_shared_memory() -> None:
             client.infer("net", [placed], outputs=[wanted])
 
-        calls: dict[str, Callable[[], None]] = {"grpc": over_grpc, "shared": in_shared_memory}
+        given = library.InferInput(name, shape, datatype)
+        given.set_data_from_numpy(array)
+        begin = partial(client.async_infer, "net", [given])
+        calls: dict[str, Callable[..., Any]] = {
+            "grpc": lambda count: one_by_one(over_grpc, int(count)),
+            "shared": lambda count: one_by_one(in_shared_memory, int(count)),
+            "closed": lambda clients, count: closed(begin, int(clients), int(count)),
+            "open": lambda rate, count, seed: opened(begin, float(rate), int(count), int(seed)),
+        }
         for line in sys.stdin:
-            kind, count = line.split()
-            sys.stdout.write(json.dumps([seconds(calls[kind]) for _ in range(int(count))]) + "\n")
+            kind, *words = line.split()
+            sys.stdout.write(json.dumps(calls[kind](*words)) + "\n")
             sys.stdout.flush()
     finally:
         shared_memory.destroy_shared_memory_region(region)
 
 
-def seconds(call: Callable[[], None]) -> float:
+def one_by_one(call: Callable[[], None], count: int) -> list[float]:
+    found = []
+    for _ in range(count):
+        began = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def closed(begin: Callable[..., Any], clients: int, count: int) -> float:
+    """Requests a second, with *clients* of them at a time."""
+    places, errors = threading.Semaphore(clients), list[Exception]()
+
+    def answered(result: object, error: Exception | None) -> None:  # noqa: ARG001  # by name
+        if error is not None:
+            errors.append(error)
+        places.release()
+
     began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+    for _ in range(count):
+        places.acquire()
+        begin(answered)
+    for _ in range(clients):
+        places.acquire()
+    if errors:
+        raise errors[0]
+    return count / (time.perf_counter() - began)
+
+
+def opened(begin: Callable[..., Any], rate: float, count: int, seed: int) -> dict[str, Any]:
+    """Asks *count* requests, *rate* a second on average, without waiting for answers."""
+    chance, left = random.Random(seed), threading.Semaphore(0)  # noqa: S311  # no secret
+    taken: list[float] = []
+    refused: list[str] = []
+
+    def answered(due: float, result: object, error: Any) -> None:  # noqa: ARG001  # by name
+        if error is None:
+            taken.append(time.perf_counter() - due)
+        elif "RESOURCE_EXHAUSTED" in str(error.status()):
+            refused.append(str(error))
+        else:
+            raise error
+        left.release()
+
+    due = time.perf_counter()
+    for _ in range(count):
+        due += chance.expovariate(rate)
+        time.sleep(max(0.0, due - time.perf_counter()))
+        begin(partial(answered, due))
+    for _ in range(count):
+        if not left.acquire(timeout=MOST_SECONDS):
+            raise TimeoutError("requests got no answer")
+    return {"seconds": taken, "refused": len(refused)}
 
 
 main()

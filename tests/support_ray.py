@@ -10,10 +10,14 @@ import argparse
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +30,16 @@ NAMES: Final = ("zero", "three", "seven")
 PATIENCE_S: Final = 240.0
 STORE_BYTES: Final = 80 << 20
 
+DEVICES: Final = {"head": "llvm", "second": "reference"}
+"""The devices of each node."""
+
 
 class Watched(Predict):
     """Leaves its process, node and receipt in *notes*, and stops there at the *gates*.
 
     A gate is a number of output files from which on blocks wait until the file of its name is in
-    *notes*: whoever kills finds the job in the middle of blocks.
+    *notes*: whoever kills finds the job in the middle of blocks. The first block of a worker does
+    not wait. A column of the answers has the node.
     """
 
     def __init__(
@@ -42,17 +50,28 @@ class Watched(Predict):
         super().__init__(model, **options)
         self._notes, self._gates = Path(notes), gates
         self._parts = Path(parts)
-        outcomes = [step.cache.outcome for step in self.compiled.receipt.steps]
-        node = ray.get_runtime_context().get_node_id()
+        self._has_written = False
+        steps = self.compiled.receipt.steps
+        self._node = ray.get_runtime_context().get_node_id()
+        said = {
+            "node": self._node,
+            "outcomes": [step.cache.outcome for step in steps],
+            "devices": [step.device for step in steps],
+        }
         written = self._notes / f".{os.getpid()}"
-        written.write_text(json.dumps({"node": node, "outcomes": outcomes}))
+        written.write_text(json.dumps(said))
         written.rename(self._notes / f"worker-{os.getpid()}")
 
     def __call__(self, batch: Any) -> Any:
-        for name, parts in self._gates.items():
-            if count(self._parts) >= parts:
-                wait_for(lambda name=name: (self._notes / name).exists())
-        return super().__call__(batch)
+        import pyarrow as pa
+
+        if self._has_written:
+            (self._notes / f"written-{self._node}").touch()
+            for name, parts in self._gates.items():
+                if count(self._parts) >= parts:
+                    wait_for(lambda name=name: (self._notes / name).exists())
+        self._has_written = True
+        return super().__call__(batch.append_column("node", pa.array([self._node] * len(batch))))
 
 
 def count(parts: Path) -> int:
@@ -115,6 +134,7 @@ class Killer(threading.Thread):
             wait_for(lambda number=number: count(self._parts) >= number)
             if name == "node":
                 wait_for(lambda: self._alive(on_node=True))
+                wait_for((self._notes / f"written-{self._node.node_id}").exists)
                 self._cluster.remove_node(self._node, allow_graceful=False)
             else:
                 wait_for(self._alive)
@@ -168,37 +188,69 @@ def run_job(
         (NAMES[i % len(NAMES)], label)
         for i, label in zip(*(table.column(n).to_pylist() for n in ("id", "label")), strict=True)
     )
-    outcomes = [o for said in workers(notes).values() for o in said["outcomes"]]
+    nodes = {node.node_id: "second"}
+    said = workers(notes).values()
     return {
         "seconds": seconds,
         "rows": manifest.rows,
         "lost": rows - len(times),
         "doubled": sum(number - 1 for number in times.values()),
         "labels": sorted([*names, number] for names, number in labels.items()),
-        "devices": sorted(set(table.column("device").to_pylist())),
+        "devices": sorted(
+            {
+                (nodes.get(node, "head"), device)
+                for node, device in zip(
+                    *(table.column(n).to_pylist() for n in ("node", "device")), strict=True
+                )
+            }
+        ),
         "errors": table.num_rows - table.column("error").null_count,
         "blocks": blocks,
         "killed": killer.killed,
-        "workers": len(workers(notes)),
-        "outcomes": outcomes,
+        "workers": len(said),
+        "outcomes": {
+            name: [o for s in said if nodes.get(s["node"], "head") == name for o in s["outcomes"]]
+            for name in DEVICES
+        },
     }
 
 
 def ask_deployment() -> Any:
-    """Answers of a deployment to its handle, the last of them to what is no picture."""
+    """Answers of a deployment to its handle and over HTTP, the last of each to what is no picture:
+    over HTTP with the status.
+    """
     from ray import serve
 
-    # A proxy for HTTP would be one process more.
-    serve.start(proxy_location="Disabled")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     options = {"columns": ["picture"]}
     handle = serve.run(deployment(MODEL, max_batch=4, max_delay=30.0, options=options))
-    contents = [DIGITS.joinpath(f"{name}.png").read_bytes() for name in NAMES]
+    contents = [*(DIGITS.joinpath(f"{name}.png").read_bytes() for name in NAMES), b"no picture"]
     began = time.monotonic()
-    asked = [handle.remote(content) for content in [*contents, b"no picture"]]
+    asked = [handle.remote(content) for content in contents]
     answers = [each.result(timeout_s=PATIENCE_S) for each in asked]
-    found = {"answers": answers, "seconds": time.monotonic() - began}
+    middle = time.monotonic()
+    with ThreadPoolExecutor(len(contents)) as pool:
+        over_http = list(pool.map(lambda content: post(port, content), contents))
+    found = {
+        "answers": answers,
+        "seconds": middle - began,
+        "over_http": over_http,
+        "seconds_over_http": time.monotonic() - middle,
+    }
     serve.shutdown()
     return found
+
+
+def post(port: int, body: bytes) -> tuple[int, Any]:
+    """The status and the JSON that a request gets."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/", body)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
 
 
 def main() -> int:
@@ -216,6 +268,7 @@ def main() -> int:
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # its name
     os.environ["PENSTOCK_CACHE_DIR"] = str(given.folder / "cache")
     os.environ["PENSTOCK_STATE_DIR"] = str(given.folder / "state")
+    os.environ["PENSTOCK_DEVICES"] = DEVICES["head"]
     import ray
     import ray.data
     from ray.cluster_utils import Cluster
@@ -224,7 +277,8 @@ def main() -> int:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     found: dict[str, Any] = {}
     try:
-        node = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+        second = {"PENSTOCK_DEVICES": DEVICES["second"]}
+        node = cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, env_vars=second)
         ray.init(address=cluster.address, log_to_driver=False)
         ray.data.DataContext.get_current().enable_progress_bars = False
         found["job"] = run_job(

@@ -68,11 +68,14 @@ def test_every_row_is_there_once_though_a_worker_and_a_node_are_killed(happened:
     assert all(0 < parts < BLOCKS for parts in job["killed"].values())
     assert (job["rows"], job["lost"], job["doubled"], job["errors"]) == (ROWS, 0, 0, 0)
     assert job["labels"] == sorted([n, LABELS[n], ROWS // len(NAMES)] for n in NAMES)
-    assert job["devices"] == ["llvm"]
+
+
+def test_every_row_names_the_device_of_the_node_that_answered_it(happened: Any) -> None:
+    assert happened["job"]["devices"] == [["head", "llvm"], ["second", "reference"]]
 
 
 def test_all_workers_of_a_machine_compile_once(happened: Any) -> None:
-    outcomes = happened["job"]["outcomes"]
+    outcomes = happened["job"]["outcomes"]["head"]
     assert happened["job"]["workers"] >= 3
     assert outcomes.count("miss") == 1
     assert outcomes.count("hit") == len(outcomes) - 1
@@ -86,6 +89,13 @@ def test_requests_of_a_deployment_run_in_one_batch(happened: Any) -> None:
     assert "not a PNG, JPEG or BMP picture" in refused["error"]
     # Of fewer requests than a batch, the first would wait 30 seconds for others.
     assert said["seconds"] < 30
+
+
+def test_requests_over_http_get_what_the_handle_gets_in_one_batch(happened: Any) -> None:
+    said = happened["deployment"]
+    assert [status for status, _ in said["over_http"]] == [200, 200, 200, 422]
+    assert [answer for _, answer in said["over_http"]] == said["answers"]
+    assert said["seconds_over_http"] < 30
 
 
 def test_the_example_labels_the_pictures_of_a_directory(happened: Any) -> None:

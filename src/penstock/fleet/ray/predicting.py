@@ -10,12 +10,14 @@ import numpy as np
 from msgspec import Struct
 
 import penstock
+from penstock import knobs
 from penstock.cli import answers, files
 from penstock.cli.feed import Wishes, parse_normalization, slots_of
 from penstock.errors import InputError, PenstockError
 from penstock.execution.interface import interface_of
 from penstock.fleet.ray import columns
 from penstock.fleet.ray.preparing import Preparer
+from penstock.ipc.starting import unavailable as isolation_unavailable
 from penstock.ir import NDArray, Operand
 from penstock.partitioning.policy import Policy
 
@@ -61,10 +63,13 @@ class Predict:
     not be read or decides nothing. With `answers="outputs"` each output is a column, with
     `device`; a row that cannot be read raises.
 
-    *devices*, *num_threads*, *portable*, *cache* and *isolate* are arguments of `penstock.compile`;
-    *accuracy* is one of `penstock.Policy`. Ray reserves what its own options say (`num_cpus`,
-    `num_gpus`, `resources`): give `num_cpus` the number of threads. Where the model leaves open how
-    pictures are normalised, rows with pictures have an error that asks for *normalize*.
+    *devices*, *num_threads*, *portable* and *cache* are arguments of `penstock.compile`; *accuracy*
+    is one of `penstock.Policy`. With *isolate* None each driver runs in one process for all actors
+    of a machine, which then hold the weights once; where the knob `isolate` is set, or the system
+    cannot do that, it is None of `penstock.compile`, whose other values it has. Ray reserves what
+    its own options say (`num_cpus`, `num_gpus`, `resources`): give `num_cpus` the number of
+    threads. Where the model leaves open how pictures are normalised, rows with pictures have an
+    error that asks for *normalize*.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Predict:
             num_threads=num_threads,
             portable=portable,
             cache=cache,
-            isolate=isolate,
+            isolate=_isolated(isolate),
             policy=None if accuracy is None else Policy(accuracy=accuracy),
         )
         made = self.compiled.model
@@ -199,6 +204,13 @@ class Predict:
             batched = all(array.ndim and array.shape[0] == 1 for array in arrays)
             found[name] = columns.stacked([a[0] for a in arrays] if batched else arrays)
         return {**found, "device": [row.device for row in rows]}
+
+
+def _isolated(isolate: bool | None) -> bool | None:
+    """The argument of `penstock.compile` for that of `Predict`."""
+    if isolate is None and not knobs.isolate() and isolation_unavailable() is None:
+        return True
+    return isolate
 
 
 def _results(
