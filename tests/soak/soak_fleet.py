@@ -2,9 +2,9 @@
 
 N processes with empty caches start at once on one model and one store: with publishers' keys they
 must compile once, without keys N times, and none may wait longer than its bound. Then bits of all
-metadata and entries of a store are altered (0: each of them), and no machine may get anything but
-what was published. Prints figures; exit code 1 for a wrong answer or anything found that should not
-be.
+metadata and entries of a store are altered (0: each of them; `--first FILE`: of the files from this
+one on), and no machine may get anything but what was published. Prints figures; exit code 1 for a
+wrong answer or anything found that should not be.
 """
 
 from __future__ import annotations
@@ -96,13 +96,14 @@ def soak_machines(place: Path, count: int, *, with_keys: bool) -> str:
     return f"{count} machines, {figures} ({said})"
 
 
-def soak_bits(place: Path, most: int, seed: int) -> str:
+def soak_bits(place: Path, most: int, seed: int, first: str) -> str:
     fleet = Fleet(place, f"file://{place}/store")
     fleet.publisher().publish({ONE: parcel("one").pack()})
     files = Files(place / "store")
     accepted: Counter[str] = Counter()
     tried = 0
-    for name in [*files.names(roles.METADATA), *files.names(roles.ENTRIES)]:
+    names = [*files.names(roles.METADATA), *files.names(roles.ENTRIES)]
+    for name in names[names.index(first) if first else 0 :]:
         content = files.read(name)
         is_needed = not works_without(files, name, fleet)
         chance = random.Random(seed) if most else None
@@ -151,6 +152,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machines", type=int, default=50)
     parser.add_argument("--bits", type=int, default=0)
+    parser.add_argument("--first", default="", help="such as metadata/timestamp.json")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--compile", nargs=2)
     given = parser.parse_args()
@@ -162,7 +164,7 @@ def main() -> int:
         works: dict[str, Callable[[Path], str]] = {
             "with keys": partial(soak_machines, count=given.machines, with_keys=True),
             "without keys": partial(soak_machines, count=given.machines, with_keys=False),
-            "altered bits": partial(soak_bits, most=given.bits, seed=given.seed),
+            "altered bits": partial(soak_bits, most=given.bits, seed=given.seed, first=given.first),
         }
         for name, work in works.items():
             own = place / name.replace(" ", "-")
