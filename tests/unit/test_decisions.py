@@ -46,6 +46,7 @@ DOORS: Final = {
     "compilation/failing.py:with_last_crash": "says nothing twice that a driver's process said",
     "compilation/cache_faults.py:fault_in": "drivers name errors of the cache in words",
     "drivers/llvm/backend.py:_message": "LLVM's parser says in words on which line it is plain",
+    "drivers/webgpu/engine.py:Gpu._check_lost": "wgpu says in words that a device is lost",
     "partitioning/support.py:_own_refusal": "drivers refuse in words",
     "testing/contract/caching.py:check_cache_reports": "the words of a driver are what is tested",
     "testing/contract/memory_kinds.py:_require_refusal": "as above",

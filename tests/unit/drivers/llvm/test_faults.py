@@ -49,8 +49,9 @@ run.run([image()], [output], ExecutionConfig())
 def test_a_fault_names_the_kernel_and_its_operation(threads: str) -> None:
     ended = _ended(threads, "asked")
     assert ended.returncode == -signal.SIGSEGV
-    ours, python = ended.stderr.split("Fatal Python error: ", 1)
-    assert "Segmentation fault" in python
+    ours, _, python = ended.stderr.partition("Fatal Python error: ")
+    # A second thread that faults ends the process, also while Python's handler writes of the first.
+    assert "Segmentation fault" in python or threads != "1"
     # Two threads may fault at once, and each of them says so.
     for line in ours.splitlines():
         assert line.startswith("penstock: fault in kernel k")
