@@ -198,27 +198,32 @@ def client(port: int, *arguments: str) -> Iterator[Callable[..., Any]]:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        told, said = process.stdin, process.stdout
+        lines, answers = process.stdin, process.stdout
 
         def ask(*words: object) -> Any:
-            told.write(" ".join(map(str, words)) + "\n")
-            told.flush()
-            return json.loads(said.readline())
+            lines.write(" ".join(map(str, words)) + "\n")
+            lines.flush()
+            return json.loads(answers.readline())
 
         try:
             yield ask
         finally:
-            told.close()
+            lines.close()
 
 
-def document(found: Sequence[Row], device: str, rounds: int, before: float | None) -> Iterator[str]:
-    yield HEAD
+def setting(head: str) -> Iterator[str]:
+    """The first lines of a table of the server: *head*, and what was measured where."""
+    yield head
     yield ""
     yield f"- processor: {machine.processor()}, {machine.instruction_sets()}"
     versions = {"python": platform.python_version(), **machine.installed()}
     versions["grpcio"] = version("grpcio")
     yield f"- versions: {', '.join(f'{n} {v}' for n, v in versions.items())}"
     yield f"- code: {machine.code()}"
+
+
+def document(found: Sequence[Row], device: str, rounds: int, before: float | None) -> Iterator[str]:
+    yield from setting(HEAD)
     yield f"- networks: {NETWORK}, and {BATCHED_NETWORK} for 8 rows, on `{device}`"
     yield f"- {rounds} rounds of {COUNT} calls"
     yield f"- load of the machine before and after: {before} and {machine.load()}"

@@ -15,11 +15,9 @@ no latency.
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +26,7 @@ import msgspec
 import penstock
 from benchmarks import machine
 from benchmarks.engines import networks
-from benchmarks.serving import NETWORK, client, server
+from benchmarks.serving import NETWORK, client, server, setting
 from penstock.serve.datatypes import NAMES
 
 SHARE: Final = 0.5
@@ -108,13 +106,7 @@ def rounds(device: str, number: int, requests: int) -> Iterator[Round]:
 
 
 def document(found: Sequence[Round], device: str, before: float | None) -> Iterator[str]:
-    yield HEAD
-    yield ""
-    yield f"- processor: {machine.processor()}, {machine.instruction_sets()}"
-    versions = {"python": platform.python_version(), **machine.installed()}
-    versions["grpcio"] = version("grpcio")
-    yield f"- versions: {', '.join(f'{n} {v}' for n, v in versions.items())}"
-    yield f"- code: {machine.code()}"
+    yield from setting(HEAD)
     yield f"- network: {NETWORK} on `{device}`, one thread"
     yield f"- load of the machine before and after: {before} and {machine.load()}"
     yield ""

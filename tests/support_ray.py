@@ -38,8 +38,8 @@ class Watched(Predict):
     """Leaves its process, node and receipt in *notes*, and stops there at the *gates*.
 
     A gate is a number of output files from which on blocks wait until the file of its name is in
-    *notes*: whoever kills finds the job in the middle of blocks. The first block of a worker does
-    not wait. A column of the answers has the node.
+    *notes*. A test that kills a process then finds blocks half done. The first block of a worker
+    does not wait. A column of the answers has the node.
     """
 
     def __init__(

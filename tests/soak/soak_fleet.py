@@ -135,7 +135,7 @@ def says_the_same(content: bytes, altered: bytes) -> bool:
     """Whether the same bytes are signed in *altered* metadata as in *content*, by the same bytes.
 
     Hexadecimal digits of a signature may be in another case, and a date may have a blank for a
-    leading zero: the signature is verified over what was read, written anew.
+    leading zero: clients decode the metadata, encode them again, and verify the signature of that.
     """
     try:
         before, after = Metadata.from_bytes(content), Metadata.from_bytes(altered)

@@ -148,7 +148,7 @@ class Sharing(Closing):
             # An error that comes at once costs the next step nothing.
             silent = SILENT_SECONDS if time.monotonic() - began >= seconds else 0.0
             silent = max(silent, min(error.retry_after, MOST_SILENT_SECONDS))
-            # Another step may have been told of a longer pause meanwhile.
+            # Meanwhile the store may have asked another step for a longer pause.
             until = max(time.monotonic() + silent, _silent_until.get(entry.store, 0.0))
             _silent_until[entry.store] = until
             raise

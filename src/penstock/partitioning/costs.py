@@ -32,7 +32,6 @@ FEW_CHANNELS: Final = 4
 LONG_WINDOW: Final = 16
 """Places in a row from which a convolution of few channels is one of a signal, with long sums."""
 
-
 LARGE_BYTES: Final = 1 << 21
 """Bytes of weights from which a layer reads them from memory: they fit in no cache of one core."""
 

@@ -339,8 +339,8 @@ def notes_on_devices(
     if is_named and any(why.admits for p in plan.operations for why in p.refusals.values()):
         from penstock.partitioning.remedies import refused_for_accuracy
 
-        told = () if plan.slow is None else plan.slow.remedies
-        known = {name for r in told if r.kind == "accuracy" for name in r.devices}
+        remedies = () if plan.slow is None else plan.slow.remedies
+        known = {name for r in remedies if r.kind == "accuracy" for name in r.devices}
         notes += refused_for_accuracy(plan, [d for d in plan.devices if d not in known])
     notes += [f"{device}: {doubt}" for device, doubt in plan.doubts]
     notes += [f"device {d} runs in a process of its own: {why}" for d, why in plan.apart]

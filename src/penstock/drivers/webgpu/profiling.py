@@ -113,7 +113,8 @@ class MeasuredRun:
 
     def _read(self, run: TimedRun) -> None:
         code = run.code
-        ns = (run.stamps() - run.stamps()[:1, :1]) * code.gpu.ns_a_tick
+        stamps = run.stamps()
+        ns = (stamps - stamps[:1, :1]) * code.gpu.ns_a_tick
         self.timings = tuple(
             OperationTiming(
                 call.origin,

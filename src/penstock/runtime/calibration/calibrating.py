@@ -70,8 +70,8 @@ def calibrate(
 
 
 STEPS_AT: Final = (0, 12, 36)
-"""Positions of the samples of a step. They are apart, because one of them, at least, should meet a
-machine that does little else.
+"""Positions of the samples of a step. They are apart, so that other work of the machine
+disturbs few of them.
 """
 
 
