@@ -130,7 +130,9 @@ def test_an_entry_of_another_key_is_refused(fleet: Fleet) -> None:
 
 
 class Stopped:
-    """The store of a fleet, which never answers from *after* requests on."""
+    """The store of a fleet, which never answers from *after* requests on: what waits fails when it
+    is released, so that nothing abandoned publishes later.
+    """
 
     def __init__(self, store: ObjectStore, after: int) -> None:
         self.url, self._store, self._left = store.url, store, after
@@ -140,6 +142,7 @@ class Stopped:
         self._left -= 1
         if self._left < 0:
             self.released.wait(30)
+            raise StoreUnavailable("the store was stopped")
         return self._store.get(name, most)
 
     def __getattr__(self, name: str) -> object:
