@@ -16,6 +16,7 @@ from penstock.drivers.webgpu.emit.scalars import NO_TYPE, check
 from penstock.drivers.webgpu.emit.steps import narrowed_routine, without_f64
 from penstock.drivers.webgpu.emit.types import KNOWN
 from penstock.interrupts import polled
+from penstock.ir import DType
 
 MOST_BYTES: Final = 1 << 27
 """The largest tensor: what every device lets a shader bind."""
@@ -23,9 +24,16 @@ MOST_BYTES: Final = 1 << 27
 MOST_POINTS: Final = 1 << 31
 """Points of a nest from which on they cannot be numbered by 32 bits."""
 
+_HELD: Final = KNOWN | {DType.COMPLEX64}
+"""A complex number is held as two float32."""
+
 
 def judge(site: Site) -> hal.AccuracyClass:
     """The class of *site*; raises `Refused` if there are no shaders for it."""
+    values = (one for one in site.inputs if one is not None and not one.is_constant)
+    for operand in (*values, *site.outputs):
+        # What no kernel computes, a view for example, is copied where a model ends with it.
+        require(operand.dtype in _HELD, f"{operand.dtype.value}: {NO_TYPE}")
     builder = Builder(site.model, judging=True)
     write(builder, site)
     builder.require_types()

@@ -138,6 +138,15 @@ def test_operation_without_a_shader_is_refused_with_the_reason() -> None:
     assert answer.reason
 
 
+@pytest.mark.parametrize("dtype", [DType.UINT64, DType.STRING])
+def test_view_of_a_type_that_shaders_lack_is_refused(dtype: DType) -> None:
+    builder = ModelBuilder()
+    (y,) = builder.operation("SQUEEZE", [builder.input(dtype, (1, 3), "x")], [(dtype, (3,))])
+    (answer,) = software().supported_operations(builder.build([y]))
+    assert not answer.supported
+    assert dtype.value in answer.reason
+
+
 @needs_webgpu
 @pytest.mark.parametrize("quantised", [False, True])
 def test_a_network_is_computed_and_loaded_from_the_cache(tmp_path: Path, quantised: bool) -> None:
