@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from penstock.errors import NotYetWritten, PenstockError
 from penstock.hal import CacheReport
 from penstock.sealed import SaveReport
@@ -101,5 +103,6 @@ class PostponedWrite:
         if saved.in_use:
             self._why = IN_USE
             return
-        self._saved, self._payloads = saved, None
+        # A report that kept the payloads would hold their memory as long as the model.
+        self._saved, self._payloads = replace(saved, payloads=()), None
         self._writer.close()

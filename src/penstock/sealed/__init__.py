@@ -12,7 +12,7 @@ from penstock.sealed.entry import CacheConfig, EntryFiles, LoadedEntry, SaveRepo
 from penstock.sealed.files import SYSTEM_FILES, FileStatus, FileSystem, Handle, open_cache_file
 from penstock.sealed.header import HEADER_BYTES, Header, Kind
 from penstock.sealed.keys import FileKeyStore, KeyStore, MemoryKeyStore
-from penstock.sealed.payload import LEAF_BYTES, merkle_root
+from penstock.sealed.payload import LEAF_BYTES, merkle_root, private_payload
 from penstock.sealed.places import registry_path, state_directory
 from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState, Row
 from penstock.sealed.seal import Seal
@@ -47,6 +47,7 @@ __all__ = [
     "Seal",
     "merkle_root",
     "open_cache_file",
+    "private_payload",
     "read_header",
     "registry_path",
     "state_directory",

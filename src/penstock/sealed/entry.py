@@ -45,13 +45,16 @@ class SaveReport(Struct, frozen=True):
     """Result of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
 
     *emptied*: it failed after the first write, so the files are empty and their old entry is
-    dropped. *in_use*: another process holds the entry's lock; nothing was done.
+    dropped. *in_use*: another process holds the entry's lock; nothing was done. *payloads* are the
+    model and data payloads of a save that succeeded: those of `private_payload` in the memory that
+    equal payloads of this process share, the others as they were given.
     """
 
     entry: bytes | None = None
     reason: str | None = None
     emptied: bool = False
     in_use: bool = False
+    payloads: tuple[Payload, ...] = ()
 
     @property
     def saved(self) -> bool:

@@ -8,6 +8,7 @@ no node can pass for a leaf. The root covers the length, so no two payloads shar
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -147,16 +148,38 @@ def private_copy(
     return region.frozen(), root
 
 
-def shared(copy: memoryview, root: bytes) -> memoryview:
-    """The bytes of *copy*, whose `merkle_root` is *root*, stored once in this process.
+def private_payload(length: int, fill: Callable[[memoryview], None]) -> memoryview:
+    """*length* read-only bytes that *fill* writes, at the start of a page.
 
-    Equal payloads share one memory, as those of the clients of one driver's host.
+    A payload that is saved from here lies in this process once: what later loads of equal payloads
+    return is the same memory. Raises `OSError` if the system has no memory.
     """
-    region = copy.obj
-    if not isinstance(region, PrivateMemory):
-        return copy
-    key = root, copy.nbytes
-    del copy
+    if not length:
+        return memoryview(b"")
+    if not CAN_FREEZE:
+        with memoryview(mmap.mmap(-1, length)) as target:
+            fill(target)
+            return memoryview(target.obj).toreadonly()
+    region = PrivateMemory(length)
+    with region.view() as target:
+        fill(target)
+    region.freeze()
+    return region.frozen()
+
+
+def shared(payload: memoryview, root: bytes) -> memoryview:
+    """The bytes of *payload*, whose `merkle_root` is *root*, stored once in this process.
+
+    Equal payloads share one memory, as those of the clients of one driver's host. Only memory that
+    nobody can write any more is shared.
+    """
+    region = payload.obj
+    if not isinstance(region, PrivateMemory) or not region.is_frozen:
+        return payload
+    if payload.nbytes != region.length:
+        return payload
+    key = root, payload.nbytes
+    del payload
     return _regions.setdefault(key, region).frozen()
 
 

@@ -39,6 +39,7 @@ class PrivateMemory(mmap.mmap):
 
     start: int
     length: int
+    is_frozen: bool = False
 
     def __new__(cls, length: int) -> Self:
         if sys.platform == "win32":
@@ -68,6 +69,7 @@ class PrivateMemory(mmap.mmap):
     def freeze(self) -> None:
         """Makes the pages read-only: a write ends this process. Raises `OSError`."""
         _protect()(_address_of(self), len(self), READ)
+        self.is_frozen = True
 
     def frozen(self) -> memoryview:
         """The bytes, read-only."""

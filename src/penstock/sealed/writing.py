@@ -23,7 +23,7 @@ from penstock.sealed.entry import (
 )
 from penstock.sealed.files import require_regular, write_all
 from penstock.sealed.header import HEADER_BYTES, Header, file_digest
-from penstock.sealed.payload import merkle_root
+from penstock.sealed.payload import merkle_root, shared
 from penstock.sealed.registry import FileRecord, Row
 
 ENTRY_BYTES: Final = 16
@@ -59,12 +59,18 @@ def save_entry(
         with guard or nullcontext():
             trust = find_trust()
             replaced = _replaced(trust, files, given.token, expected)
-            return SaveReport(_seal(trust, files, given, contents, roots, replaced))
+            entry = _seal(trust, files, given, contents, roots, replaced)
+        return SaveReport(entry, payloads=tuple(map(_kept, contents, roots)))
     except _Emptied as emptied:
         return SaveReport(reason=reason_of(emptied.__cause__), emptied=True)
     # Whatever it is, the compile goes on without a cache.
     except Exception as error:  # noqa: BLE001
         return SaveReport(reason=reason_of(error))
+
+
+def _kept(content: Payload, root: bytes) -> Payload:
+    """*content* in the memory that equal payloads share, if it can be shared."""
+    return shared(content, root) if isinstance(content, memoryview) else content
 
 
 def _replaced(

@@ -29,7 +29,7 @@ from penstock.sealed import (
     read_header,
     state_directory,
 )
-from penstock.sealed.private_memory import CAN_FREEZE
+from penstock.sealed.private_memory import CAN_FREEZE, PrivateMemory
 from penstock.testing.doubles import FaultyFiles, failing
 from tests.support_programs import run_python
 from tests.support_sealed import BINDING, PROGRAM, TOKEN, Opened, Rig
@@ -60,6 +60,55 @@ def test_equal_payloads_lie_in_one_memory(tmp_path: Path) -> None:
         assert one.obj is other.obj
     first.model[0].release()
     assert bytes(second.model[0]) == rig.program[0]
+
+
+@pytest.mark.skipif(not CAN_FREEZE, reason="memory of views alone is not shared")
+def test_a_saved_private_payload_is_the_memory_of_later_loads(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    first, second = (private_of(rig.weights[0]) for _ in range(2))
+    kept = [save(rig, weights) for weights in (first, second)]
+    assert kept[0].obj is first.obj
+    assert kept[1].obj is first.obj
+    assert rig.load().data[0].obj is first.obj
+    assert bytes(first) == rig.weights[0]
+    assert first.readonly
+
+
+@pytest.mark.skipif(not CAN_FREEZE, reason="memory of views alone is not shared")
+def test_a_payload_that_can_be_written_or_is_a_part_of_another_is_not_shared(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path)
+    (wanted,) = rig.weights
+    region = PrivateMemory(len(wanted))
+    region.view()[:] = wanted
+    longer = private_of(wanted + b"more")
+    for weights in (memoryview(bytearray(wanted)), region.view(), longer[: len(wanted)]):
+        assert save(rig, weights) is weights
+        assert rig.load().data[0].obj is not weights.obj
+
+
+def test_a_private_payload_of_no_bytes_is_empty() -> None:
+    def fill(_target: memoryview) -> None:
+        raise AssertionError("there is nothing to fill")
+
+    assert bytes(penstock.sealed.private_payload(0, fill)) == b""
+
+
+def private_of(content: bytes) -> memoryview:
+    def fill(target: memoryview) -> None:
+        target[:] = content
+
+    return penstock.sealed.private_payload(len(content), fill)
+
+
+def save(rig: Rig, weights: memoryview) -> Any:
+    """Saves *weights* with the rig's program; how this process keeps them."""
+    with rig.handles(create=True) as (model, data):
+        given = EntryFiles(model, data, TOKEN, BINDING)
+        report = rig.seal().save(given, model=rig.program, data=[weights])
+    assert report.saved
+    return report.payloads[-1]
 
 
 @pytest.mark.parametrize(("models", "datas"), [(0, 1), (1, 0), (32, 32)])

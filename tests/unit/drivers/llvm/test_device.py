@@ -15,7 +15,9 @@ from penstock import errors, knobs
 from penstock.drivers.llvm import LlvmDevice, device as device_module, processor
 from penstock.drivers.llvm.artefact import Manifest, pack, unpack
 from penstock.drivers.llvm.isa.record import RECORDS
-from penstock.ir import DType, Model, ModelBuilder
+from penstock.drivers.llvm.run.addresses import is_aligned
+from penstock.ir import DType, Model, ModelBuilder, NDArray
+from penstock.sealed.private_memory import CAN_FREEZE
 from tests.support_llvm import needs_llvm
 from tests.support_programs import run_python
 
@@ -248,6 +250,8 @@ def test_closed_models_leave_no_code_descriptors_or_threads(tmp_path: Path) -> N
                 model.run([X])
                 assert executable_mappings() == before[0] + 1
 
+    # Models of other tests may still be in garbage.
+    gc.collect()
     before = (executable_mappings(), 0, 0)
     turn()
     gc.collect()
@@ -286,3 +290,22 @@ def test_constants_are_used_where_they_lie(
     with compiled(tmp_path) as model:
         assert outcome(model)[0] == ("hit" if is_hit else "miss")
         np.testing.assert_array_equal(model.run([X])[0], X * (X + 2))
+
+
+@pytest.mark.skipif(not CAN_FREEZE, reason="memory of views alone is not shared")
+def test_clients_of_one_process_share_the_constants_of_the_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[NDArray] = []
+
+    def noted(constants: NDArray) -> bool:
+        read.append(constants)
+        return is_aligned(constants)
+
+    monkeypatch.setattr("penstock.drivers.llvm.run.code.is_aligned", noted)
+    with compiled(tmp_path) as first, compiled(tmp_path) as second:
+        assert [outcome(model)[0] for model in (first, second)] == ["miss", "hit"]
+        compiles, loads = read
+        assert np.shares_memory(compiles, loads)
+        for model in (first, second):
+            np.testing.assert_array_equal(model.run([X])[0], X * (X + 2))

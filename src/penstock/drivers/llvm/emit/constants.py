@@ -6,7 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from penstock.errors import ResourceExhaustedTransient
 from penstock.ir import NDArray
+from penstock.sealed import private_payload
 
 ALIGNMENT: Final = 64
 """The alignment of each array, in bytes."""
@@ -39,12 +41,16 @@ class Constants:
 
     def joined(self) -> memoryview:
         """All bytes, read-only, aligned as each array is. Lets go of each array that it has copied:
-        nothing can be added any more.
+        nothing can be added any more. Raises `ResourceExhaustedTransient` if there is no memory.
         """
-        room = np.empty(self.size + ALIGNMENT, np.uint8)
-        start = -room.ctypes.data % ALIGNMENT
-        whole = room[start : start + self.size].data
         self._known.clear()
+        try:
+            return private_payload(self.size, self._fill)
+        except OSError as error:
+            size = self.size
+            raise ResourceExhaustedTransient(f"no memory for {size} bytes of constants") from error
+
+    def _fill(self, whole: memoryview) -> None:
         self._parts.reverse()
         end = 0
         while self._parts:
@@ -52,4 +58,3 @@ class Constants:
             whole[end:offset] = bytes(offset - end)
             end = offset + len(view)
             whole[offset:end] = view
-        return whole.toreadonly()
