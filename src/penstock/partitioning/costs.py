@@ -16,15 +16,25 @@ from msgspec.structs import replace
 from penstock.ir import DType, Operation, Subgraph
 from penstock.ir.types import static_shape
 from penstock.partitioning import work
+from penstock.partitioning.pieces import COPYING, is_swap, pieces_of
 
 Features: TypeAlias = "tuple[float, float, float, float]"
-"""1, multiply-accumulates or elements, bytes of values, bytes of constants."""
+"""1, multiply-accumulates or elements or pieces, bytes of values, bytes of constants.
+
+What is copied or repeated counts by the piece (`penstock.partitioning.pieces`).
+"""
 
 NOTHING: Final[Features] = (0.0, 0.0, 0.0, 0.0)
 TYPICAL: Final[Features] = (1.0, 200_000.0, 20_000.0, 2_000.0)
 """An operation of middle size, by which machines are compared."""
 LOOP: Final = "WHILE other"
 """The cell of a loop without what it enters; its second feature is the rounds."""
+
+LANES: Final = 8
+"""Output channels up to which a convolution fills at most one vector of most processors."""
+
+SPREAD: Final = " spread"
+"""The end of kinds with an operand that is repeated along inner axes."""
 
 FEW_CHANNELS: Final = 4
 """Input channels of a picture, for which kernels of convolutions are less efficient."""
@@ -122,6 +132,7 @@ def basis_of(costs: Costs, devices: Iterable[str]) -> str:
 
 SIMILAR: Final[dict[str, tuple[str, ...]]] = {
     "CONV_2D long": ("CONV_2D few",), "FULLY_CONNECTED large": ("FULLY_CONNECTED",),
+    "CONV_2D narrow": ("CONV_2D",), "TRANSPOSE apart": ("TRANSPOSE",),
 }  # fmt: skip
 """For a kind without a cell, those whose cell is used instead."""
 
@@ -175,7 +186,7 @@ def kind_of(subgraph: Subgraph, operation: Operation) -> str:
             return "CONV_2D 1x1"
         if shape[3] <= FEW_CHANNELS:
             return "CONV_2D long" if max(shape[1:3]) >= LONG_WINDOW else "CONV_2D few"
-        return "CONV_2D"
+        return "CONV_2D narrow" if shape[0] <= LANES else "CONV_2D"
     if key == "FULLY_CONNECTED":
         if _rows_of(subgraph, operation) > 1:
             return "FULLY_CONNECTED rows"
@@ -187,7 +198,10 @@ def kind_of(subgraph: Subgraph, operation: Operation) -> str:
     if key == "QUANTIZE" and not subgraph.operands[operation.inputs[0]].dtype.is_float:
         return "QUANTIZE again"
     kind = STANDS_FOR.get(key, ANY)
-    return f"{kind} spread" if kind in SPREADING and _is_spread(subgraph, operation) else kind
+    if kind == "TRANSPOSE":
+        is_matrix = key == kind and is_swap(subgraph, operation)
+        return kind if is_matrix else f"{kind} apart"
+    return kind + SPREAD if kind in SPREADING and _is_spread(subgraph, operation) else kind
 
 
 def _rows_of(subgraph: Subgraph, operation: Operation) -> float:
@@ -222,6 +236,9 @@ def features_of(subgraph: Subgraph, operation: Operation) -> Features:
     # The weight of a kind that is measured lies in its cell.
     is_known = key in STANDS_FOR or key in RECURRENT
     amount = found.macs / (work.weight_of(key) if is_known else 1.0)
+    if key in COPYING or kind_of(subgraph, operation).endswith(SPREAD):
+        pieces = pieces_of(subgraph, operation)
+        amount = amount if pieces is None else pieces
     constants = sum(
         work.nbytes_of(o)
         for o in inputs

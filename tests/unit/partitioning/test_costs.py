@@ -38,16 +38,17 @@ def devices(*names: str) -> list[NumpyDevice]:
     return [NumpyDevice(name, KINDS) for name in (*names, "reference")]
 
 
-def layer(kernel: int, depth: int, *, weights: type[np.generic] = np.float32) -> Model:
+def layer(
+    kernel: int, depth: int, outputs: int = 16, *, weights: type[np.generic] = np.float32
+) -> Model:
     net = ModelBuilder()
     x = net.input(DType.FLOAT32, (1, 8, 8, depth), "x")
     scale = None if weights is np.float32 else Quantization((0.5,), (0,))
-    filters = net.constant(np.ones((4, kernel, kernel, depth), weights), "", scale)
-    bias = net.constant(np.zeros(4, np.float32))
+    filters = net.constant(np.ones((outputs, kernel, kernel, depth), weights), "", scale)
+    bias = net.constant(np.zeros(outputs, np.float32))
     strides: dict[str, str | int] = {"padding": "SAME", "stride_h": 1, "stride_w": 1}
-    return net.build(
-        net.operation("CONV_2D", [x, filters, bias], [(DType.FLOAT32, (1, 8, 8, 4))], strides)
-    )
+    made = [(DType.FLOAT32, (1, 8, 8, outputs))]
+    return net.build(net.operation("CONV_2D", [x, filters, bias], made, strides))
 
 
 def dense(rows: int) -> Model:
@@ -68,6 +69,8 @@ def cell(model: Model) -> str:
         (layer(1, 8), "CONV_2D 1x1 float32"),
         (layer(3, 8), "CONV_2D float32"),
         (layer(3, 3), "CONV_2D few float32"),
+        (layer(3, 8, 8), "CONV_2D narrow float32"),
+        (layer(3, 3, 8), "CONV_2D few float32"),
         (layer(3, 8, weights=np.int8), "CONV_2D hybrid"),
         (dense(1), "FULLY_CONNECTED float32"),
         (dense(2), "FULLY_CONNECTED rows float32"),

@@ -145,9 +145,9 @@ def _overhead(
 
 
 PRODUCTS: Final = frozenset({
-    "CONV_2D", "CONV_2D 1x1", "CONV_2D few", "CONV_2D long", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV",
-    "LSTM", "SVDF", "FULLY_CONNECTED", "FULLY_CONNECTED large", "FULLY_CONNECTED rows",
-    "BATCH_MATMUL",
+    "CONV_2D", "CONV_2D 1x1", "CONV_2D few", "CONV_2D long", "CONV_2D narrow", "DEPTHWISE_CONV_2D",
+    "TRANSPOSE_CONV", "LSTM", "SVDF", "FULLY_CONNECTED", "FULLY_CONNECTED large",
+    "FULLY_CONNECTED rows", "BATCH_MATMUL",
 })  # fmt: skip
 """Kinds that multiply and add. Their speed differs between processors in another way."""
 

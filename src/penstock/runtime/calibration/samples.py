@@ -187,6 +187,16 @@ def _transpose(draft: Draft, size: Shape) -> Value:
     return draft.add("TRANSPOSE", inputs, (batch, depth, high, wide))
 
 
+def _transpose_apart(draft: Draft, size: Shape) -> Value:
+    """Two pairs of axes change places, or the first pair alone. *size* is (a, b, c, d, axes of the
+    permutation's second pair).
+    """
+    *shape, third, fourth = size
+    order = (1, 0, third, fourth)
+    inputs: list[Value | int] = [draft.input(tuple(shape)), draft.integers(*order)]
+    return draft.add("TRANSPOSE", inputs, tuple(shape[axis] for axis in order))
+
+
 def _quantize(draft: Draft, size: Shape) -> Value:
     """From float32, if values are quantised; from quantised values to float32 otherwise."""
     if draft.is_quantized:
@@ -266,6 +276,10 @@ EDGES: Final = ((28, 28, 64, 3, 1), (14, 14, 96, 3, 1), (56, 56, 32, 3, 1))
 PICTURES: Final = (
     (1, 28, 28, 48), (1, 4, 4, 16), (1, 56, 56, 64), (1, 8, 8, 32), (1, 112, 112, 64)
 )  # fmt: skip
+ROWS: Final = (*PICTURES[:2], (1, 64, 32, 4), PICTURES[2])
+"""Pictures of which one has short rows: what is copied by the piece depends on their length."""
+
+SPREADS: Final = ((1, 32, 8, 32), (1, 56, 56, 64), (8, 50, 16, 2), (1, 4, 4, 16))
 ROUNDS: Final = (4, 100)
 """Rounds of the samples of a loop."""
 
@@ -286,6 +300,10 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
             (80, 80, 8, 16, 3, 1), (14, 14, 128, 128, 3, 1), (8, 8, 32, 32, 3, 1),
             (28, 28, 48, 64, 5, 2), (64, 64, 32, 32, 7, 1), (112, 112, 32, 32, 3, 1),
         ),
+    ),
+    "CONV_2D narrow": (
+        _convolution,
+        ((56, 56, 16, 8, 3, 2), (28, 28, 64, 1, 3, 2), (96, 96, 8, 3, 9, 2), (28, 28, 8, 8, 3, 1)),
     ),
     "CONV_2D few": (
         _convolution,
@@ -324,13 +342,13 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
     ),
     "ADD": (_binary("ADD"), PICTURES),
     "MUL": (_binary("MUL"), PICTURES),
-    "ADD spread": (_spread("ADD"), ((1, 32, 8, 32), (1, 56, 56, 64), (1, 4, 4, 16))),
-    "MUL spread": (_spread("MUL"), ((1, 32, 8, 32), (1, 56, 56, 64), (1, 4, 4, 16))),
-    "STRIDED_SLICE": (_slice, PICTURES[:3]),
+    "ADD spread": (_spread("ADD"), SPREADS),
+    "MUL spread": (_spread("MUL"), SPREADS),
+    "STRIDED_SLICE": (_slice, ROWS),
     "GATHER": (_gather, ((100, 64), (1000, 256), (8, 16))),
     "SELECT": (_select, PICTURES[:3]),
     "LESS": (_less, PICTURES[:3]),
-    "TILE": (_tile, PICTURES[:3]),
+    "TILE": (_tile, ROWS),
     "LSTM": (_recurrent, ((8, 64, 64), (1, 128, 128), (28, 28, 20), (1, 32, 32))),
     "RELU": (_unary("RELU"), PICTURES[:3]),
     "LOGISTIC": (_unary("LOGISTIC"), PICTURES[:3]),
@@ -341,9 +359,13 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
     ),
     "MEAN": (_of_input(Draft.mean), ((1, 7, 7, 1280), (1, 4, 4, 16), (1, 56, 56, 32))),
     "RESIZE_BILINEAR": (_of_input(Draft.resize), ((1, 16, 16, 32), (1, 64, 64, 16))),
-    "CONCATENATION": (_concatenation, PICTURES[:3]),
-    "PAD": (_pad, PICTURES[:3]),
+    "CONCATENATION": (_concatenation, ROWS),
+    "PAD": (_pad, ROWS),
     "TRANSPOSE": (_transpose, PICTURES[:3]),
+    "TRANSPOSE apart": (
+        _transpose_apart,
+        ((8, 32, 24, 16, 3, 2), (16, 64, 4, 16, 2, 3), (4, 8, 8, 4, 3, 2), (32, 24, 1, 128, 2, 3)),
+    ),
     "QUANTIZE": (_quantize, PICTURES[:3]),
     "QUANTIZE again": (_requantize, PICTURES[:3]),
 }  # fmt: skip
