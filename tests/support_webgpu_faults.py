@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +25,10 @@ from msgspec.structs import astuple
 
 import penstock
 from penstock import CompiledModel, hal
-from penstock.driverkit.engine_model import EngineModel, Inputs, Outputs
 from penstock.drivers.webgpu import WebGpuDevice
 from penstock.drivers.webgpu.installation import SOFTWARE
-from penstock.drivers.webgpu.running import Executable
+from penstock.drivers.webgpu.running import Executable, ShaderModel
+from penstock.drivers.webgpu.values import Argument
 from penstock.ir import DType, Model, ModelBuilder, NDArray
 from penstock.memory import live_mappings
 from penstock.runtime import isolation
@@ -60,10 +60,10 @@ this takes hours.
 class Faulty(WebGpuDevice):
     """The device of software adapters, which obeys its inputs."""
 
-    def compile(self, model: Model, config: hal.PrepareConfig) -> EngineModel[Executable]:
+    def compile(self, model: Model, config: hal.PrepareConfig) -> ShaderModel:
         return obedient(super().compile(model, config))
 
-    def load(self, entry: Any, config: hal.PrepareConfig) -> EngineModel[Executable]:
+    def load(self, entry: Any, config: hal.PrepareConfig) -> ShaderModel:
         return obedient(super().load(entry, config))
 
 
@@ -72,7 +72,13 @@ class Obedient(Executable):
 
     has_run = False
 
-    def run(self, inputs: Inputs, outputs: Outputs, config: hal.ExecutionConfig) -> None:
+    def run(
+        self,
+        inputs: Sequence[Argument],
+        outputs: Sequence[Argument | None],
+        config: hal.ExecutionConfig,
+    ) -> None:
+        assert isinstance(inputs[0], np.ndarray)
         code = int(inputs[0].flat[0])
         is_first, Obedient.has_run = not Obedient.has_run, True
         if code - ALWAYS in FAULTS or (code in FAULTS and not is_first):
@@ -80,7 +86,7 @@ class Obedient(Executable):
         super().run(inputs, outputs, config)
 
 
-def obedient(prepared: EngineModel[Executable]) -> EngineModel[Executable]:
+def obedient(prepared: ShaderModel) -> ShaderModel:
     assert prepared.executable is not None
     prepared.executable = Obedient(prepared.executable.code)
     return prepared

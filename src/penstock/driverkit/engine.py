@@ -149,7 +149,9 @@ class CompilingDevice(hal.DeviceBase):
 
 
 class EngineDevice(HostBuffers, CompilingDevice):
-    """A `CompilingDevice` whose buffers are host memory, for prepared models of `EngineModel`."""
+    """A `CompilingDevice` with buffers, for prepared models of `EngineModel`. The buffers are host
+    memory unless `make_domain` is overridden.
+    """
 
 
 def report_of(

@@ -1,5 +1,5 @@
-"""What each engine's device has for requests: buffers in host memory, and the arrays of a request
-whose arguments are all arrays. `penstock.driverkit.request_arrays` serves every other request.
+"""What each engine's device has for requests: buffers, and the arrays of a request whose arguments
+are all arrays. `penstock.driverkit.request_arrays` serves every other request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def lent_arrays(arguments: Sequence[hal.RequestArgument]) -> list[NDArray] | Non
 
 
 class HostBuffers:
-    """A mixin for devices whose buffers are aligned host memory of known size.
+    """A mixin for devices with buffers of known size, in aligned host memory unless `make_domain`
+    is overridden.
 
     The attribute `device` of a prepared model is its device.
     """
@@ -38,12 +39,16 @@ class HostBuffers:
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
         """As `Device.allocate`."""
-        from penstock.memory.domain import MemoryDomain
-
         with self._domain_lock:
             if self.domain is None:
-                self.domain = MemoryDomain(self._interface_of, dynamic=False)
+                self.domain = self.make_domain()
         return self.domain.allocate(desc, roles)
+
+    def make_domain(self) -> MemoryDomain:
+        """The device's memory, made when it is first asked for. It takes `interface_of`."""
+        from penstock.memory.domain import MemoryDomain
+
+        return MemoryDomain(self.interface_of, dynamic=False)
 
     def claimed(
         self, prepared: hal.PreparedModelBase, request: hal.Request
@@ -51,7 +56,8 @@ class HostBuffers:
         """The buffers that *request* names, as a context manager; None if the device has none."""
         return nullcontext() if self.domain is None else self.domain.claim(prepared, request)
 
-    def _interface_of(self, prepared: object) -> Model | None:
+    def interface_of(self, prepared: object) -> Model | None:
+        """The model, or its interface, of a prepared model of this device; None for others."""
         is_own = getattr(prepared, "device", None) is self
         model: Model | None = getattr(prepared, "model", None) if is_own else None
         return model

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
@@ -53,7 +53,7 @@ class MemoryDomain:
 
     *interface_of* looks up the device's prepared models. Without *dynamic*, buffers of unknown size
     are rejected. *capacity* bounds the bytes of all buffers. Drivers with another layout override
-    `encode` and `decode`.
+    `encode` and `decode`, and those with other memory `make` too.
     """
 
     def __init__(
@@ -97,16 +97,21 @@ class MemoryDomain:
         """Total bytes of the buffers."""
         return self._used
 
-    def encode(self, array: NDArray) -> Any:
-        """*array* in the driver's form, copied to separate memory."""
+    def make(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """New memory for a value. Raises `ResourceExhausted*`."""
+        return aligned(shape, dtype)
+
+    def encode(self, array: NDArray, room: Callable[[], Any]) -> Any:
+        """*array* in the driver's form, copied to separate memory. *room* returns memory of `make`
+        that nobody uses: new, or that of a replaced value.
+        """
         kept = aligned(array.shape, array.dtype)
         kept[...] = array
         return kept
 
-    def decode(self, content: Any) -> NDArray:
-        """The array that `encode` was given, C-contiguous and read-only."""
-        array: NDArray = content
-        return array
+    def decode(self, content: Any, target: NDArray) -> None:
+        """Writes the array that `encode` was given to *target*, flat bytes of its size."""
+        target[:] = content.reshape(-1).view(np.uint8)
 
     def reserve(self, nbytes: int, instead_of: int = 0) -> None:
         """Replaces a counted size by *nbytes*. Raises `ResourceExhaustedTransient`."""
@@ -149,7 +154,7 @@ class ManagedBuffer:
         self._nbytes = allocation.nbytes or 0
         self._state: BufferState = "uninitialized"
         self._value: Stored | None = None
-        self._spare: NDArray | None = None
+        self._spare: Stored | None = None
         self._closed = False
 
     @property
@@ -170,8 +175,7 @@ class ManagedBuffer:
             with map_memory(destination) as mapping:
                 if not mapping.array.flags.writeable:
                     raise errors.GeneralFailure("the memory to copy to cannot be written")
-                array = self._domain.decode(value.content)
-                mapping.array[:] = array.reshape(-1).view(np.uint8)
+                self._domain.decode(value.content, mapping.array)
         finally:
             self.end(value)
 
@@ -186,7 +190,8 @@ class ManagedBuffer:
                 raise errors.InvalidArgument(f"{source.size} bytes for a value of {needed}")
             with map_memory(source) as mapping:
                 array = mapping.array.view(self.dtype.numpy).reshape(shape)
-                self.publish(self._domain.encode(array), shape, "copy_from ok")
+                content = self._domain.encode(array, lambda: self.room(shape))
+                self.publish(content, shape, "copy_from ok")
         except errors.DriverError:
             self.lose("copy_from failed")
             raise
@@ -234,8 +239,8 @@ class ManagedBuffer:
                 self._nbytes = nbytes
             old, self._value = self._value, Stored(content, shape)
             self._state = AFTER[self._state, event]
-            if old is not None and not old.users and isinstance(old.content, np.ndarray):
-                self._spare = old.content
+            if old is not None and not old.users:
+                self._spare = old
 
     def lose(self, event: BufferEvent) -> None:
         """Removes the value after a failed write."""
@@ -244,13 +249,17 @@ class ManagedBuffer:
                 self._state = AFTER[self._state, event]
                 self._value = None
 
-    def room(self, shape: tuple[int, ...]) -> NDArray:
-        """Aligned, unused memory for the next value."""
+    def room(self, shape: tuple[int, ...]) -> Any:
+        """Memory of the domain for the next value, which nobody uses."""
         with self._domain.lock:
             spare, self._spare = self._spare, None
         if spare is not None and spare.shape == shape:
-            return spare
-        return aligned(shape, self.dtype.numpy)
+            return spare.content
+        return self._domain.make(shape, self.dtype.numpy)
+
+    def take_room(self, shape: tuple[int, ...]) -> None:
+        """Makes the memory of the first value ahead. Raises `ResourceExhausted*`."""
+        self._spare = Stored(self._domain.make(shape, self.dtype.numpy), shape)
 
     def check_fits(self, shape: tuple[int, ...]) -> None:
         """`GeneralFailure` for an output of another shape than the buffer's (NNAPI section 6.5)."""
@@ -320,7 +329,7 @@ class Claim:
         """The buffers to be written, by position of the output."""
         return self._written
 
-    def room(self, position: int, shape: tuple[int, ...]) -> NDArray:
+    def room(self, position: int, shape: tuple[int, ...]) -> Any:
         """Memory for output *position*, to be written and then `put`."""
         self._written[position].check_fits(shape)
         return self._written[position].room(shape)

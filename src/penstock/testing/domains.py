@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from penstock import hal
@@ -26,7 +27,7 @@ class DomainDevice(HostBuffers, InterceptingDevice):
 
     def __init__(self, device: hal.Device, name: str | None = None) -> None:
         super().__init__(device, name)
-        self.domain = PoolDomain(self._interface_of, dynamic=False)
+        self.domain = PoolDomain(self.interface_of, dynamic=False)
 
     def cache_files_needed(self) -> tuple[int, int]:
         """None, so no caching: a model loaded from a cache would not know the buffers."""
@@ -42,7 +43,7 @@ class DomainDevice(HostBuffers, InterceptingDevice):
 class PoolDomain(MemoryDomain):
     """Keeps each value in a pool."""
 
-    def encode(self, array: NDArray) -> Any:
+    def encode(self, array: NDArray, room: Callable[[], Any]) -> Any:
         kept = in_pool(array.shape, array.dtype)
         kept[...] = array
         return kept

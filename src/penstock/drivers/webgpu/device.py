@@ -14,10 +14,11 @@ from penstock.ir import Model, NDArray
 from penstock.sealed import LoadedEntry, Seal
 
 if TYPE_CHECKING:
-    from penstock.driverkit.engine_model import EngineModel, Profiler, RunPool
+    from penstock.driverkit.engine_model import Profiler, RunPool
     from penstock.drivers.webgpu.artefact import Manifest
     from penstock.drivers.webgpu.profiling import TimedRun
-    from penstock.drivers.webgpu.running import Executable
+    from penstock.drivers.webgpu.running import Executable, ShaderModel
+    from penstock.memory.domain import MemoryDomain
 
 SPEED: Final = hal.PerformanceInfo(execution_time=0.5, power_usage=0.5)
 """A guess: no device of hardware was measured."""
@@ -75,7 +76,7 @@ class WebGpuDevice(EngineDevice):
         best: hal.AccuracyClass = "exact" if self.is_software else "relaxed"
         return answered(make_sites(model), judge, best)
 
-    def compile(self, model: Model, config: hal.PrepareConfig) -> EngineModel[Executable]:
+    def compile(self, model: Model, config: hal.PrepareConfig) -> ShaderModel:
         from penstock.drivers.webgpu import artefact
         from penstock.drivers.webgpu.compiling import compile_model
 
@@ -84,7 +85,7 @@ class WebGpuDevice(EngineDevice):
         saved = self.save(config, lambda: artefact.pack(manifest, constants.data))
         return self._prepared(manifest, constants, report_of(saved), config)
 
-    def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> EngineModel[Executable]:
+    def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> ShaderModel:
         import numpy as np
 
         from penstock.drivers.webgpu import artefact
@@ -95,6 +96,11 @@ class WebGpuDevice(EngineDevice):
         self.count(loads=1)
         constants = np.frombuffer(entry.data[0], np.uint8)
         return self._prepared(manifest, constants, hal.CacheReport(), config)
+
+    def make_domain(self) -> MemoryDomain:
+        from penstock.drivers.webgpu.values import DeviceMemory
+
+        return DeviceMemory(self.interface_of, self.name)
 
     def dump(self, model: Model, config: hal.PrepareConfig, stage: str) -> str:
         from penstock.drivers.webgpu import stages
@@ -114,13 +120,12 @@ class WebGpuDevice(EngineDevice):
         constants: NDArray,
         report: hal.CacheReport,
         config: hal.PrepareConfig,
-    ) -> EngineModel[Executable]:
-        from penstock.driverkit.engine_model import EngineModel
+    ) -> ShaderModel:
         from penstock.drivers.webgpu import engine
-        from penstock.drivers.webgpu.running import Code, Executable
+        from penstock.drivers.webgpu.running import Code, Executable, ShaderModel
 
         code = Code(engine.opened(self.name), manifest, constants, config)
-        return EngineModel(self, manifest.ports, report, Executable(code), _profiler)
+        return ShaderModel(self, manifest.ports, report, Executable(code), _profiler)
 
 
 def _profiler(executable: Executable) -> Profiler[RunPool[TimedRun]]:

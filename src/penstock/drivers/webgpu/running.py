@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from penstock import knobs
 from penstock.driverkit.engine import Limits, check_limits
-from penstock.driverkit.engine_model import Inputs, Outputs, RunPool
+from penstock.driverkit.engine_model import EngineModel, RunPool
 from penstock.drivers.webgpu.artefact import Manifest
+from penstock.drivers.webgpu.binding import Bindings, readers_of
 from penstock.drivers.webgpu.calls import Call
 from penstock.drivers.webgpu.engine import Gpu
-from penstock.errors import GeneralFailure
+from penstock.drivers.webgpu.values import Argument, DeviceValue, padded, whole, words
+from penstock.errors import DeadObject, GeneralFailure
 from penstock.hal import ExecutionConfig
 from penstock.ir import NDArray
 
@@ -41,18 +44,21 @@ class Code:
         import wgpu
 
         self.pipelines: list[Any] = []
+        self.layouts: list[Any] = []
         for text in manifest.shaders:
             if config is not None:
                 check_limits(config)
             self.pipelines.append(gpu.pipeline(text))
+            self.layouts.append(self.pipelines[-1].get_bind_group_layout(0))
         self.gpu, self.manifest = gpu, manifest
         self.is_warm = False
         """Whether a run has ended: until then the system's driver may still compile the shaders."""
         usage = wgpu.BufferUsage
-        self.constants = gpu.buffer(_whole(constants.nbytes), usage.STORAGE | usage.COPY_DST)
+        self.constants = gpu.buffer(whole(constants.nbytes), usage.STORAGE | usage.COPY_DST)
         if constants.nbytes:
             gpu.device.queue.write_buffer(self.constants, 0, padded(constants))
         self.parts = parts_of(manifest.calls)
+        self.readers = readers_of(manifest)
 
 
 def parts_of(calls: Sequence[Call]) -> list[tuple[int, int]]:
@@ -66,6 +72,21 @@ def parts_of(calls: Sequence[Call]) -> list[tuple[int, int]]:
     return [*parts, (first, len(calls))]
 
 
+class Plan(Struct, frozen=True):
+    """What one run does: the bind *groups* of its kernels, the device buffers that are *copied* to
+    its memory before them and *stored* to after them, by place, and the places and bytes of the
+    *downloads*.
+    """
+
+    groups: Sequence[Any]
+    copied: Sequence[tuple[int, DeviceValue]]
+    stored: Sequence[tuple[int, DeviceValue]]
+    downloads: Sequence[tuple[int, int]]
+
+
+NO_PLAN: Final = Plan((), (), (), ())
+
+
 class Run:
     """The device's memory for one run at a time, and the bindings of its kernels."""
 
@@ -75,55 +96,95 @@ class Run:
         self.code, gpu = code, code.gpu
         self._layout, usage = code.manifest.layout, wgpu.BufferUsage
         memory = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC
-        self._memory = gpu.buffer(_whole(self._layout.memory), memory)
-        self._start, self._size = self._layout.results
-        read = usage.MAP_READ | usage.COPY_DST
-        self._results = gpu.buffer(_whole(self._size), read)
-        buffers = {"memory": self._memory, "constants": code.constants}
-        self._groups = [
-            gpu.device.create_bind_group(
-                layout=code.pipelines[call.shader].get_bind_group_layout(0),
-                entries=[
-                    {
-                        "binding": number,
-                        "resource": {
-                            "buffer": buffers[b.buffer],
-                            "offset": b.offset,
-                            "size": b.size,
-                        },
-                    }
-                    for number, b in enumerate(call.bindings)
-                ],
-            )
-            for call in code.manifest.calls
-        ]
-        self._shared: dict[str, Any] = {}
+        self._memory = gpu.buffer(whole(self._layout.memory), memory)
+        self._start, size = self._layout.results
+        self._results = gpu.buffer(whole(size), usage.MAP_READ | usage.COPY_DST)
+        calls = code.manifest.calls
+        self._bindings = Bindings(
+            gpu,
+            [code.layouts[call.shader] for call in calls],
+            calls,
+            {"memory": self._memory, "constants": code.constants},
+        )
+        self._plan = NO_PLAN
 
-    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
+    def run(
+        self,
+        inputs: Sequence[Argument],
+        outputs: Sequence[Argument | None],
+        config: ExecutionConfig,
+    ) -> None:
         """Runs once. Raises `GeneralFailure` if the inputs have no result, and what the limits of
         *config* raise. The run is not used again after an error: the device may still compute.
         """
+        self._plan = self._planned(inputs, outputs)
+        try:
+            self._compute(inputs, outputs, config)
+        finally:
+            # It keeps device buffers in memory.
+            self._plan = NO_PLAN
+
+    def _compute(
+        self,
+        inputs: Sequence[Argument],
+        outputs: Sequence[Argument | None],
+        config: ExecutionConfig,
+    ) -> None:
         self.upload(inputs)
         parts = self.code.parts
         for first, last in parts[:-1]:
-            self._perform(config, first, last, results=False)
+            self._perform(config, first, last, is_last=False)
             self._results.unmap()
             check_limits(config)
-        self._perform(config, *parts[-1], results=True)
+        self._perform(config, *parts[-1], is_last=True)
         self.code.is_warm = True
         try:
             self.download(outputs)
         finally:
             self._results.unmap()
 
-    def upload(self, inputs: Inputs) -> None:
+    def upload(self, inputs: Sequence[Argument]) -> None:
         """Copies the inputs to the device."""
         queue = self.code.gpu.device.queue
-        for array, offset in zip(inputs, self._layout.inputs, strict=True):
-            if array.nbytes:
-                queue.write_buffer(self._memory, offset, padded(array))
+        for array, place in zip(inputs, self._layout.inputs, strict=True):
+            if isinstance(array, np.ndarray) and array.nbytes:
+                queue.write_buffer(self._memory, place, padded(array))
 
-    def _perform(self, config: ExecutionConfig, first: int, last: int, *, results: bool) -> None:
+    def _planned(self, inputs: Sequence[Argument], outputs: Sequence[Argument | None]) -> Plan:
+        """What kernels are bound to for these arguments, and what is copied on the device."""
+        bound, readers = dict[int, DeviceValue](), self.code.readers
+        copied: list[tuple[int, DeviceValue]] = []
+        stored: list[tuple[int, DeviceValue]] = []
+        downloads: list[tuple[int, int]] = []
+        for value, place in zip(inputs, self._layout.inputs, strict=True):
+            if isinstance(value, DeviceValue) and value.nbytes:
+                self._check(value)
+                # WebGPU binds a buffer that shaders may write to one name at a time.
+                if place in readers and all(value is not other for other in bound.values()):
+                    bound[place] = value
+                else:
+                    copied.append((place, value))
+        places = self._layout.outputs
+        for target, place in zip(outputs, places, strict=False):
+            if isinstance(target, DeviceValue):
+                if target.nbytes:
+                    self._check(target)
+                    if place in readers:
+                        bound[place] = target
+                    else:
+                        stored.append((place, target))
+            elif target is not None and target.nbytes:
+                downloads.append((place, words(target.nbytes)))
+        downloads += [(place, 4) for place in places[len(outputs) :]]
+        groups = self._bindings.groups(bound, readers)
+        return Plan(groups, copied, stored, downloads)
+
+    def _check(self, value: DeviceValue) -> None:
+        """Raises `DeadObject` for a value in the memory of a device that was opened before."""
+        if value.gpu is not self.code.gpu:
+            raise DeadObject(value.gpu.lost or "the buffer is in memory of another device")
+
+    def _perform(self, config: ExecutionConfig, first: int, last: int, *, is_last: bool) -> None:
         """Computes the kernels *first* to *last* by one submit, and maps the outputs."""
         code = self.code
         predicted = sum(call.estimate_ns for call in code.manifest.calls[first:last])
@@ -131,15 +192,19 @@ class Run:
         if not code.is_warm:
             seconds += COMPILE_SECONDS * len(code.pipelines)
         with code.gpu.watchdog.watching(seconds) as work:
-            self._submit(first, last, results=results)
+            self._submit(first, last, is_last=is_last)
             code.gpu.await_map(self._results, config, work)
 
-    def _submit(self, first: int, last: int, *, results: bool) -> None:
+    def _submit(self, first: int, last: int, *, is_last: bool) -> None:
         device = self.code.gpu.device
         encoder = device.create_command_encoder()
+        if first == 0:
+            for place, value in self._plan.copied:
+                size = words(value.nbytes)
+                encoder.copy_buffer_to_buffer(value.buffer, 0, self._memory, place, size)
         if last > first:
             self.record(encoder, first, last)
-        if results:
+        if is_last:
             self.copy_results(encoder)
         device.queue.submit([encoder.finish()])
 
@@ -157,20 +222,24 @@ class Run:
             if call.shader != previous:
                 compute.set_pipeline(pipelines[call.shader])
                 previous = call.shader
-            compute.set_bind_group(0, self._groups[at])
+            compute.set_bind_group(0, self._plan.groups[at])
             compute.dispatch_workgroups(*call.groups)
 
     def copy_results(self, encoder: Any) -> None:
-        """Records the copy of all results to memory that can be mapped."""
-        if self._size:
-            encoder.copy_buffer_to_buffer(self._memory, self._start, self._results, 0, self._size)
+        """Records the copy of the results: to device buffers, and to memory that can be mapped."""
+        for place, value in self._plan.stored:
+            size = words(value.nbytes)
+            encoder.copy_buffer_to_buffer(self._memory, place, value.buffer, 0, size)
+        for place, size in self._plan.downloads:
+            start = place - self._start
+            encoder.copy_buffer_to_buffer(self._memory, place, self._results, start, size)
 
-    def download(self, outputs: Outputs) -> None:
+    def download(self, outputs: Sequence[Argument | None]) -> None:
         """Copies the outputs, which are mapped, to arrays of the caller."""
         found = np.frombuffer(self._results.read_mapped(copy=False), np.uint8)
         places = [offset - self._start for offset in self._layout.outputs]
         for array, place in zip(outputs, places, strict=False):
-            if array is not None and array.nbytes:
+            if isinstance(array, np.ndarray) and array.nbytes:
                 part = found[place : place + array.nbytes]
                 array[...] = part.view(array.dtype).reshape(array.shape)
         failures = self.code.manifest.failures
@@ -186,19 +255,29 @@ class Executable:
         self.code = code
         self.pool: RunPool[Run] = RunPool(lambda: Run(code), code.gpu.unusable)
 
-    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
-        """As `Runnable.run`. Raises `DeadObject` in a forked child, and if the device is lost."""
+    def run(
+        self,
+        inputs: Sequence[Argument],
+        outputs: Sequence[Argument | None],
+        config: ExecutionConfig,
+    ) -> None:
+        """As `Runnable.run`, also with values of device buffers. Raises `DeadObject` in a forked
+        child, and if the device is lost.
+        """
         with self.code.gpu.used():
-            self.pool.run(inputs, outputs, config)
+            self.pool.run(inputs, outputs, config)  # type: ignore[arg-type]  # passed to `Run.run`
 
 
-def padded(array: NDArray) -> NDArray:
-    """The bytes of *array*, with up to three more, so that they are whole words."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if data.nbytes % 4:
-        data = np.concatenate([data, np.zeros(-data.nbytes % 4, np.uint8)])
-    return data
+class ShaderModel(EngineModel[Executable]):
+    """A prepared model of shaders. Its arguments may lie in the device's memory."""
 
-
-def _whole(size: int) -> int:
-    return max(256, -(-size // 4) * 4)
+    def forward(self, source: Argument, target: Argument) -> None:
+        if isinstance(target, DeviceValue):
+            if isinstance(source, DeviceValue):
+                source.copy_to(target)
+            else:
+                target.write(source)
+        elif isinstance(source, DeviceValue):
+            source.read(target.reshape(-1).view(np.uint8))
+        else:
+            target[...] = source

@@ -162,7 +162,7 @@ class LabDevice(EngineDevice):
         self.feature_level, self.mode, self.uses = feature_level, mode, uses
         self._version, self._files = version, files
         self.machine = Machine(tiled=layout == "tiles", count=self.tally, kinds=kinds)
-        self.domain = LabDomain(self.machine, self._interface_of, memory)
+        self.domain = LabDomain(self.machine, self.interface_of, memory)
         trust = partial(Seal, registry=registry, keys=keys, file_system=file_system)
         self._make_seal = partial(trust, name, version, files=files)
         self._artefacts = None if blobs is None else Artefacts(blobs, name, version)

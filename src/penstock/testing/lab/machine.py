@@ -184,11 +184,11 @@ class LabDomain(MemoryDomain):
         super().__init__(interface_of, capacity=capacity)
         self._machine = machine
 
-    def encode(self, array: NDArray) -> Any:
+    def encode(self, array: NDArray, room: Callable[[], Any]) -> Any:
         return self._machine.kept(array)
 
-    def decode(self, content: Any) -> NDArray:
-        return self._machine.rows(content)
+    def decode(self, content: Any, target: NDArray) -> None:
+        super().decode(self._machine.rows(content), target)
 
 
 def _check_shapes(one: Instruction, inputs: Sequence[NDArray], slot: Slot) -> None:
