@@ -152,6 +152,13 @@ def median_of(call: Callable[[], object]) -> float:
 @contextmanager
 def server(words: Sequence[str]) -> Iterator[int]:
     """A ready server; its port for gRPC."""
+    with started(words) as (port, _):
+        yield port
+
+
+@contextmanager
+def started(words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """A ready server: its port for gRPC, and its process."""
     fixed = ["--port", "-1", "--grpc-port", "0", "--shared-memory", "penstock-bench-"]
     command = [sys.executable, "-m", "penstock", "serve", *words, *fixed]
     with subprocess.Popen(
@@ -167,7 +174,7 @@ def server(words: Sequence[str]) -> Iterator[int]:
                     if time.monotonic() > end:
                         raise TimeoutError("the server did not become ready")
                     time.sleep(0.2)
-            yield port
+            yield port, process.pid
         finally:
             process.terminate()
 

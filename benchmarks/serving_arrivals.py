@@ -90,12 +90,12 @@ def rounds(device: str, number: int, requests: int) -> Iterator[Round]:
     dimensions = ",".join(str(size or 1) for size in operand.shape or ())
     words = [f"net={path}", "-d", device, "--threads", "1"]
     with server(words) as port, client(port, operand.name, NAMES[operand.dtype], dimensions) as ask:
-        ask("closed", CLIENTS, 20)
+        ask("closed", "grpc", CLIENTS, 20)
         for seed in range(number):
             few = max(20, requests // 4)
-            capacity = ask("closed", CLIENTS, few)
+            capacity = ask("closed", "grpc", CLIENTS, few)["rate"]
             said: dict[str, Any] = ask("open", SHARE * capacity, requests, seed)
-            after = ask("closed", CLIENTS, few)
+            after = ask("closed", "grpc", CLIENTS, few)["rate"]
             taken = sorted(said["seconds"])
             if len(taken) + said["refused"] != requests:
                 raise AssertionError(f"{requests} requests, {len(taken)} answers")

@@ -1,8 +1,9 @@
 """A bounded queue of requests for one compiled model, by priority, with dynamic batching.
 
-The queue has no threads of its own. A request's thread runs the model itself if a run is free, and
-otherwise waits. The thread that ends a run hands it to the first waiting request, whose thread
-takes the requests that fit into the same batch with it.
+A request's thread runs the model itself if a run is free, and otherwise waits. If requests wait at
+the end of its run, a runner takes the run over: a thread of the queue, which runs one batch after
+another until nothing waits. Between two runs there is then no change of threads, and the answers
+are written meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import enum
 import heapq
 import itertools
+import queue
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -21,12 +23,14 @@ from penstock.serve.errors import DeadlinePassed, NotReady, QueueFull, RequestCa
 RANKS: Final[dict[Priority, int]] = {name: -place for place, name in enumerate(PRIORITIES)}
 """Requests of a smaller rank run first."""
 
+IDLE_SECONDS: Final = 5.0
+"""After so long without work, a runner ends."""
+
 _numbers = itertools.count()
 
 
 class _State(enum.Enum):
     WAITING = enum.auto()
-    LEADING = enum.auto()
     RUNNING = enum.auto()
     DONE = enum.auto()
     ABANDONED = enum.auto()
@@ -57,16 +61,11 @@ class Job:
         self.error: BaseException | None = None
         self._order = RANKS[priority], next(_numbers)
         self.state = _State.WAITING
-        self.event: threading.Event | None = None
-        """Set when the job is done, or its thread must run it. A job that never waits has none."""
+        self.done: threading.Lock | None = None
+        """Released when the job is done. A job that never waits has none."""
 
     def __lt__(self, other: Job) -> bool:
         return self._order < other._order
-
-    def wake(self) -> None:
-        """Lets the job's thread go on, if it waits."""
-        if self.event is not None:
-            self.event.set()
 
     def refusal(self, now_ns: int) -> Exception | None:
         """Why the job need not run at *now_ns*; None if it must."""
@@ -100,6 +99,7 @@ class RequestQueue:
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._waiting: list[Job] = []
+        self._idle: list[queue.SimpleQueue[Job | None]] = []
         self._running = 0
         self._closed = False
 
@@ -119,15 +119,18 @@ class RequestQueue:
                 raise NotReady("the model is being unloaded")
             if self._running < self._most_running and not self._waiting:
                 self._running += 1
-                job.state = _State.LEADING
+                job.state = _State.RUNNING
             elif len(self._waiting) < self._most_waiting:
-                job.event = threading.Event()
+                job.done = threading.Lock()
+                job.done.acquire()
                 heapq.heappush(self._waiting, job)
                 self._arrived.notify_all()
             else:
                 raise QueueFull(f"{self._most_waiting} requests wait for this model already")
-        if job.state is _State.LEADING or self._leads_after_waiting(job):
-            self._lead(job)
+        if job.done is not None:
+            self._wait(job, job.done)
+        elif (following := self._lead(job)) is not None:
+            self._hand_over(following)
         if job.error is not None:
             raise job.error
 
@@ -135,27 +138,66 @@ class RequestQueue:
         """Refuses new jobs. Waiting ones still run."""
         with self._lock:
             self._closed = True
+            for runner in self._idle:
+                runner.put(None)
+            self._idle.clear()
 
-    def _leads_after_waiting(self, job: Job) -> bool:
-        """Waits until *job* is done (False), or its thread must run it (True)."""
-        left = None
+    def _wait(self, job: Job, done: threading.Lock) -> None:
+        """Waits until *job* is done. Raises `DeadlinePassed`."""
+        left = -1.0
         if job.deadline_ns is not None:
             left = max(0.0, (job.deadline_ns - time.monotonic_ns()) / 1e9)
-        assert job.event is not None
-        if not job.event.wait(left):
-            with self._lock:
-                if job.state is _State.WAITING:
-                    self._waiting.remove(job)
-                    heapq.heapify(self._waiting)
-                    job.state = _State.ABANDONED
-                elif job.state is _State.RUNNING:
-                    # Another request's thread runs it in a batch, and drops its result.
-                    job.state = _State.ABANDONED
-                if job.state is _State.ABANDONED:
-                    raise DeadlinePassed("the request's timeout passed")
-        return job.state is _State.LEADING
+        if done.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+            return
+        with self._lock:
+            if job.state is _State.DONE:
+                return
+            if job.state is _State.WAITING:
+                self._waiting.remove(job)
+                heapq.heapify(self._waiting)
+            # If it runs, its result is dropped.
+            job.state = _State.ABANDONED
+        raise DeadlinePassed("the request's timeout passed")
 
-    def _lead(self, job: Job) -> None:
+    def _hand_over(self, job: Job) -> None:
+        """Lets a runner run *job*, whose state is RUNNING, and those that wait then."""
+        with self._lock:
+            if self._idle:
+                self._idle.pop().put(job)
+                return
+        runner = threading.Thread(
+            target=self._run_on, args=(job,), name="penstock-runner", daemon=True
+        )
+        try:
+            runner.start()
+        except RuntimeError:
+            # The system has no thread left: this one runs them.
+            following: Job | None = job
+            while following is not None:
+                following = self._lead(following)
+
+    def _run_on(self, job: Job | None) -> None:
+        """Runs *job* and what waits after it, again and again, until nothing came for a while."""
+        given: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        while job is not None:
+            while job is not None:
+                job = self._lead(job)
+            with self._lock:
+                if self._closed:
+                    return
+                self._idle.append(given)
+            try:
+                job = given.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if given in self._idle:
+                        self._idle.remove(given)
+                        return
+                # It was given a job, or the end, meanwhile.
+                job = given.get()
+
+    def _lead(self, job: Job) -> Job | None:
+        """Runs *job* with those that fit into its batch. Returns the job to run next."""
         batch = [job]
         try:
             job.error = job.refusal(time.monotonic_ns())
@@ -168,8 +210,7 @@ class RequestQueue:
         except BaseException as error:  # noqa: BLE001  # raised by `run` of each job
             for each in batch:
                 each.error = error
-        finally:
-            self._end(batch)
+        return self._end(batch)
 
     def _batch_of(self, first: Job) -> list[Job]:
         """*first* and the jobs that run with it, taken out of the queue."""
@@ -205,17 +246,19 @@ class RequestQueue:
         heapq.heapify(self._waiting)
         return taken
 
-    def _end(self, batch: Sequence[Job]) -> None:
-        """Wakes the threads of *batch*, and hands the run to the next job that waits."""
+    def _end(self, batch: Sequence[Job]) -> Job | None:
+        """Wakes the threads of *batch*. Returns the next job that waits; None ends the run."""
+        following = None
         with self._lock:
             for job in batch:
                 if job.state is not _State.ABANDONED:
                     job.state = _State.DONE
             if self._waiting:
                 following = heapq.heappop(self._waiting)
-                following.state = _State.LEADING
-                following.wake()
+                following.state = _State.RUNNING
             else:
                 self._running -= 1
         for job in batch:
-            job.wake()
+            if job.done is not None:
+                job.done.release()
+        return following

@@ -38,10 +38,10 @@ class Unservable(PenstockError):
 
 
 class Given(Struct, frozen=True):
-    """The inputs of one job by name, and where its outputs are wanted."""
+    """The inputs of one job by name, and the arrays for its outputs if it runs alone."""
 
     arrays: Mapping[str, NDArray]
-    places: OutputPlaces | None
+    out: Sequence[NDArray | None] | None
 
 
 class Result(Struct, frozen=True):
@@ -83,12 +83,8 @@ class ServedSignature:
                 raise Unservable(f"{operand.name!r} is {kind}, which the protocol cannot carry")
         self._has_state = bool(self.compiled.model.entry.states)
         rows = settings.batching.rows
-        self.is_batched = (
-            rows > 1
-            and not self._has_state
-            and batching.is_open(self.inputs)
-            and batching.is_open(self.outputs)
-        )
+        self._is_open = batching.is_open(self.inputs) and batching.is_open(self.outputs)
+        self.is_batched = rows > 1 and not self._has_state and self._is_open
         self._sizes = settings.batching.sizes if self.is_batched else (1,)
         self.queue = RequestQueue(
             self._execute,
@@ -135,7 +131,7 @@ class ServedSignature:
         names = self._output_names(request.outputs)
         rows = batching.rows_of(arrays) if self.is_batched else None
         job = Job(
-            Given(arrays, request.places),
+            Given(arrays, self._targets(arrays, request.places)),
             rows=rows or 1,
             key=None if rows is None else batching.key_of(arrays),
             priority=request.priority,
@@ -165,8 +161,7 @@ class ServedSignature:
         if len(jobs) == 1:
             (job,) = jobs
             given: Given = job.inputs
-            out = self._targets(given)
-            run = self._run(given.arrays, job.deadline_ns, job.cancel, job.priority, out)
+            run = self._run(given.arrays, job.deadline_ns, job.cancel, job.priority, given.out)
             self._statistics.ran(job.rows, run.receipt.wall_ns)
             job.result = Result(_by_name(self.outputs, run), run)
             return
@@ -221,18 +216,19 @@ class ServedSignature:
             priority=None if priority == "medium" else priority,
         )
 
-    def _targets(self, given: Given) -> Sequence[NDArray | None] | None:
+    def _targets(
+        self, arrays: Mapping[str, NDArray], places: OutputPlaces | None
+    ) -> Sequence[NDArray | None] | None:
         """Arrays in shared memory for outputs whose shape is known; None if there are none."""
-        if given.places is None:
+        if places is None:
             return None
-        is_open = batching.is_open(self.inputs) and batching.is_open(self.outputs)
-        rows = batching.rows_of(given.arrays) if is_open else None
+        rows = batching.rows_of(arrays) if self._is_open else None
         found = []
         for operand in self.outputs:
             shape = operand.shape
             if shape and rows is not None:
                 shape = (rows, *shape[1:])
-            found.append(given.places.target(operand.name, operand.dtype, static_shape(shape)))
+            found.append(places.target(operand.name, operand.dtype, static_shape(shape)))
         return found if any(array is not None for array in found) else None
 
     def _arrays(self, given: Sequence[InferInput]) -> dict[str, NDArray]:

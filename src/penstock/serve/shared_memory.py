@@ -7,6 +7,7 @@ other region is read and written by system calls, a copy each, which the receipt
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import re
@@ -132,7 +133,7 @@ class Regions:
         pool = self._at(place).pool
         if pool is None or dtype in {DType.STRING, DType.BOOL}:
             return None
-        size = int(np.prod(shape, dtype=object)) * dtype.numpy.itemsize
+        size = math.prod(shape) * dtype.numpy.itemsize
         if size > place.byte_size:
             return None
         try:

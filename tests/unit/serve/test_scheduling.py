@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.hal import CancelToken
+from penstock.serve import scheduling
 from penstock.serve.errors import DeadlinePassed, NotReady, QueueFull, RequestCancelled
 from penstock.serve.scheduling import Job, RequestQueue
 from tests.support_serving import PATIENCE_S, Asker
@@ -46,6 +47,14 @@ def await_depth(queue: RequestQueue, depth: int) -> None:
         time.sleep(0.001)
 
 
+def await_idle(queue: RequestQueue) -> None:
+    """Returns once a runner of *queue* waits for work, or has ended."""
+    end = time.monotonic() + PATIENCE_S
+    while not queue._idle and any(t.name == "penstock-runner" for t in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def busy(queue: RequestQueue, runs: Runs) -> Asker:
     """A job whose run has begun and waits."""
     asker = Asker(queue.run, Job("first"))
@@ -58,6 +67,75 @@ def test_job_runs_in_the_thread_of_its_caller_if_a_run_is_free() -> None:
     queue = RequestQueue(lambda _: threads.append(threading.current_thread()), waiting=1)
     queue.run(Job(1))
     assert threads == [threading.current_thread()]
+
+
+def test_jobs_that_waited_run_one_after_another_in_one_runner() -> None:
+    threads: list[str] = []
+    runs = Runs()
+
+    def run(jobs: Sequence[Job]) -> None:
+        threads.append(threading.current_thread().name)
+        runs(jobs)
+
+    queue = RequestQueue(run, waiting=8)
+    askers = [busy(queue, runs)]
+    for place in range(3):
+        askers.append(Asker(queue.run, Job(place)))
+        await_depth(queue, place + 1)
+    runs.let(4)
+    for asker in askers:
+        asker.answer()
+    assert threads[1:] == ["penstock-runner"] * 3
+    assert threads[0] != "penstock-runner"
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_idle_runner_runs_again_and_ends_by_itself_or_with_the_queue(
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "IDLE_SECONDS", 3600.0)
+    runs = Runs()
+    used: set[threading.Thread] = set()
+
+    def run(jobs: Sequence[Job]) -> None:
+        if threading.current_thread().name == "penstock-runner":
+            used.add(threading.current_thread())
+        runs(jobs)
+
+    queue = RequestQueue(run, waiting=8)
+    for _ in range(2):
+        if used and not is_closed:
+            monkeypatch.setattr(scheduling, "IDLE_SECONDS", 0.001)
+        askers = [busy(queue, runs), Asker(queue.run, Job("second"))]
+        await_depth(queue, 1)
+        runs.let(2)
+        for asker in askers:
+            asker.answer()
+        runs.await_run()
+        await_idle(queue)
+    if is_closed:
+        queue.close()
+    (runner,) = used
+    runner.join(PATIENCE_S)
+    assert not runner.is_alive()
+
+
+def test_jobs_run_in_the_thread_that_ended_a_run_if_no_other_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    runs = Runs()
+    queue = RequestQueue(runs, waiting=8)
+    askers = [busy(queue, runs), *(Asker(queue.run, Job(name)) for name in "ab")]
+    await_depth(queue, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        runs.let(3)
+        for asker in askers:
+            asker.answer()
+    assert sorted(batch[0] for batch in runs.batches) == ["a", "b", "first"]
 
 
 def test_jobs_of_higher_priority_run_first_and_others_in_order_of_arrival() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -155,7 +156,7 @@ def _from_contents(contents: Any, dtype: DType, shape: tuple[int, ...], where: s
     if field is None:
         raise InvalidRequest(f"{where}: {NAMES[dtype]} must be given as raw_input_contents")
     values = list(getattr(contents, field))
-    if len(values) != int(np.prod(shape, dtype=object)):
+    if len(values) != math.prod(shape):
         raise InvalidRequest(
             f"{where}: {field} has {len(values)} elements, shape {list(shape)} needs others"
         )
