@@ -27,17 +27,19 @@ class Faulty:
     """Answers as *application*, but for the fault that was asked for."""
 
     def __init__(self, application: Any) -> None:
-        self._application, self.fault = application, "none"
+        self._application, self.fault, self._until = application, "none", 0.0
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
         if path.startswith("/faults/"):
-            self.fault = path.removeprefix("/faults/")
+            self.fault, self._until = path.removeprefix("/faults/"), time.monotonic() + 1.5
             return _answer(start, "200 OK")
         if self.fault == "error":
             return _answer(start, "503 Service Unavailable")
         if self.fault == "busy":
             return _answer(start, "503 Slow Down", headers=[("Retry-After", "100")])
+        if self.fault == "pausing" and time.monotonic() < self._until:
+            return _answer(start, "503 Slow Down", headers=[("Retry-After", "2")])
         if self.fault == "stumbling":
             self.fault = "none"
             return _answer(start, "503 Slow Down")

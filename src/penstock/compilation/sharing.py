@@ -88,6 +88,8 @@ class Sharing(Closing):
                 with entry.recorder.time("cache", f"publish step {entry.step.index}"):
                     self._publish(remote)
             except (errors.CacheError, errors.InputError) as error:
+                if isinstance(error, errors.StoreUnavailable):
+                    self._leave_alone(error.retry_after)
                 self._note(f"{self.words}; not published: {error}")
             else:
                 self._note(f"{self.words}; published")
@@ -147,13 +149,17 @@ class Sharing(Closing):
         except errors.StoreUnavailable as error:
             # An error that comes at once costs the next step nothing.
             silent = SILENT_SECONDS if time.monotonic() - began >= seconds else 0.0
-            silent = max(silent, min(error.retry_after, MOST_SILENT_SECONDS))
-            # Meanwhile the store may have asked another step for a longer pause.
-            until = max(time.monotonic() + silent, _silent_until.get(entry.store, 0.0))
-            _silent_until[entry.store] = until
+            self._leave_alone(max(silent, error.retry_after))
             raise
         mark_asked(entry.store, time.time())
         return found
+
+    def _leave_alone(self, seconds: float) -> None:
+        """Keeps this process from asking the store for *seconds*, and no longer than an hour."""
+        until = time.monotonic() + min(seconds, MOST_SILENT_SECONDS)
+        # Meanwhile the store may have asked another step for a longer pause.
+        until = max(until, _silent_until.get(self._entry.store, 0.0))
+        _silent_until[self._entry.store] = until
 
     def _pause(self) -> None:
         """Waits a random time before the first question of this process. Raises `Cancelled`."""

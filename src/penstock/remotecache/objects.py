@@ -1,7 +1,8 @@
 """Stores in object storage, through `obstore`.
 
 A read that failed is tried again by plain HTTP at a signed address. Its answer says what `obstore`
-does not hand on: how long an overloaded store wants to be left alone.
+does not hand on: how long an overloaded store wants to be left alone. After a write that failed, a
+read looks for the object, and waits so long; then the write is tried once more.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -17,7 +18,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import GCSStore, MemoryStore, S3Store
 
-from penstock.errors import CacheError, InputError, PenstockError, StoreUnavailable, WrongLength
+from penstock.errors import InputError, PenstockError, StoreUnavailable, WrongLength
 from penstock.logs import printable
 from penstock.remotecache import web
 from penstock.remotecache.patience import Refusal, patiently
@@ -40,6 +41,7 @@ _CHUNK: Final = 1 << 20
 _LISTED: Final = 1000
 _SHOWN: Final = 200
 _FORBIDDEN: Final = 403
+_REFUSED: Final = exceptions.PermissionDeniedError, exceptions.UnauthenticatedError
 _VERSIONS: Final = {"e_tag": "ETag", "version": "x-goog-generation"}
 """The header with the version of an object, by the condition of writes."""
 
@@ -76,7 +78,7 @@ class Objects:
                 found = obstore.get(self._reading, checked_name(name))
             except FileNotFoundError:
                 return None
-            except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            except _REFUSED as error:
                 raise Refusal(self._words("read", name, error), _FORBIDDEN) from None
             size = found.meta["size"]
             if size > most:
@@ -139,17 +141,29 @@ class Objects:
         """
         with self._naming("written", name):
             try:
-                made = obstore.put(self._store, checked_name(name), content, mode=mode)
-            except otherwise:
-                return etag_of(self, name, content)
-            except (exceptions.NotSupportedError, NotImplementedError):
+                return self._put_once(name, content, mode, *otherwise)
+            except (exceptions.NotSupportedError, NotImplementedError, *_REFUSED):
                 raise
-            except (exceptions.BaseError, OSError):
-                with suppress(CacheError):
-                    if (etag := etag_of(self, name, content)) is not None:
-                        return etag
-                raise
-            return made[self._condition] or ""
+            except (exceptions.BaseError, OSError) as error:
+                try:
+                    etag = etag_of(self, name, content)
+                except StoreUnavailable as unavailable:
+                    if unavailable.retry_after:
+                        raise
+                    raise error from None
+            if etag is not None:
+                return etag
+            # The store answers again.
+            return self._put_once(name, content, mode, *otherwise)
+
+    def _put_once(
+        self, name: str, content: bytes, mode: PutMode, *otherwise: type[Exception]
+    ) -> str | None:
+        try:
+            made = obstore.put(self._store, checked_name(name), content, mode=mode)
+        except otherwise:
+            return etag_of(self, name, content)
+        return made[self._condition] or ""
 
     @contextmanager
     def _naming(self, act: str, name: str) -> Iterator[None]:

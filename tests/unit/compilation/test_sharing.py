@@ -209,6 +209,22 @@ def test_a_store_that_asks_for_a_pause_is_left_alone_for_it(
     assert len(asked) == 1
 
 
+def test_a_store_that_asks_for_a_pause_while_an_entry_is_published_is_left_alone(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = StoreUnavailable("the server answered 503")
+    error.retry_after = 100.0
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("penstock.remotecache.publishing.Publisher.publish", refuse)
+    first, second = (start(fleet, name, "ci").cache for name in ("one", "two"))
+    assert first.saved
+    assert first.shared.endswith("not published: StoreUnavailable: the server answered 503")
+    assert second.shared.endswith(("is asked again in 99 s", "is asked again in 100 s"))
+
+
 def test_a_process_first_asks_a_store_after_a_random_pause(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

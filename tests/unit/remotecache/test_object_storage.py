@@ -175,6 +175,31 @@ def test_an_overloaded_server_is_left_alone_for_as_long_as_it_says(
     assert caught.value.retry_after == (100 if server.scheme == "s3" else 0)
 
 
+def test_an_overloaded_server_is_not_written_for_as_long_as_it_says(
+    server: Server, fleet: Fleet, fault: Callable[[str], None]
+) -> None:
+    fault("busy")
+    with pytest.raises(StoreUnavailable) as caught:
+        fleet.store.create("entries/a", b"content")
+    assert caught.value.retry_after == (100 if server.scheme == "s3" else 0)
+
+
+def test_a_write_is_tried_again_after_the_pause_that_a_server_asked_for(
+    server: Server, fleet: Fleet, fault: Callable[[str], None]
+) -> None:
+    if server.scheme == "gs":
+        pytest.skip("the server of this test accepts no signed addresses")
+    fault("pausing")
+    first = fleet.store.create("entries/a", b"content")
+    assert first
+    fault("pausing")
+    second = fleet.store.update("entries/a", b"other", first)
+    assert second
+    found = fleet.store.get("entries/a", 100)
+    assert found is not None
+    assert (found.content, found.etag) == (b"other", second)
+
+
 def test_a_read_that_failed_once_is_read_with_its_version(
     fleet: Fleet, fault: Callable[[str], None]
 ) -> None:
