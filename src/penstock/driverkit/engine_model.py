@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
+from msgspec.structs import replace
+
 from penstock import hal
 from penstock.driverkit.artefact import Ports, interface_of
 from penstock.driverkit.host_buffers import HostBuffers, lent_arrays
@@ -20,6 +22,10 @@ log = Log(__name__)
 
 Inputs: TypeAlias = Sequence[NDArray]
 Outputs: TypeAlias = Sequence[NDArray | None]
+Copies: TypeAlias = Sequence[hal.ArgumentCopy] | None
+"""The copies between the host's memory and the device's that an engine made, if it made any. Their
+arguments are numbers of the inputs and outputs that it was given.
+"""
 
 
 class Runnable(Protocol):
@@ -29,7 +35,7 @@ class Runnable(Protocol):
     want that output.
     """
 
-    def run(self, inputs: Inputs, outputs: Outputs, config: hal.ExecutionConfig) -> None:
+    def run(self, inputs: Inputs, outputs: Outputs, config: hal.ExecutionConfig) -> Copies:
         """Runs once. If it raises, the engine does not write to *outputs* any more."""
 
 
@@ -98,7 +104,7 @@ class RunPool(Generic[R]):
         outputs: Outputs,
         config: hal.ExecutionConfig,
         after: Callable[[R], None] | None = None,
-    ) -> None:
+    ) -> Copies:
         """Runs once, then calls *after* with the run. Raises `DeadObject` in a forked child."""
         if (reason := self._unusable()) is not None:
             raise DeadObject(reason)
@@ -107,10 +113,11 @@ class RunPool(Generic[R]):
             run = self._free.pop()
         except IndexError:
             run = self._make()
-        run.run(inputs, outputs, config)
+        copies = run.run(inputs, outputs, config)
         if after is not None:
             after(run)
         self._free.append(run)
+        return copies
 
 
 E = TypeVar("E", bound=Runnable)
@@ -157,22 +164,23 @@ class EngineModel(hal.PreparedModelBase, Generic[E]):
         measured = self._measured(executable, began) if config.measure else None
         given, wanted = lent_arrays(request.inputs), lent_arrays(request.outputs)
         if given is not None and wanted is not None:
-            self._run(measured or executable, given, wanted, config)
+            copies = self._run(measured or executable, given, wanted, config)
         else:
             from penstock.driverkit.request_arrays import bound_arrays
 
             with ExitStack() as held:
                 claim = held.enter_context(self.device.claimed(self, request))
                 inputs, outputs = held.enter_context(bound_arrays(request, self.model.entry, claim))
-                self._run(measured or executable, inputs, outputs, config)
+                copies = self._run(measured or executable, inputs, outputs, config)
         if not config.measure:
             self.after_run(config)
-            return hal.DONE
+            return hal.ExecutionResult(copies=tuple(copies)) if copies else hal.DONE
         spent = time.perf_counter_ns() - began
         self.after_run(config)
-        if measured is None:
-            return hal.ExecutionResult((), hal.Timing(None, spent))
-        return hal.ExecutionResult((), hal.Timing(None, measured.duration_ns, measured.timings))
+        timing = hal.Timing(None, spent)
+        if measured is not None:
+            timing = hal.Timing(None, measured.duration_ns, measured.timings)
+        return hal.ExecutionResult((), timing, tuple(copies or ()))
 
     def current(self, config: hal.ExecutionConfig) -> E:
         """The executable of the next run. Raises `GeneralFailure` once the model is closed."""
@@ -183,26 +191,35 @@ class EngineModel(hal.PreparedModelBase, Generic[E]):
     def after_run(self, config: hal.ExecutionConfig) -> None:
         """Called after the outputs of an execution are written."""
 
-    def forward(self, source: NDArray, target: NDArray) -> None:
-        """Copies an input to an output that forwards it. A device whose `make_domain` makes other
-        memory overrides this: either may be a value of a device buffer.
+    def forward(self, source: NDArray, target: NDArray) -> bool | None:
+        """Copies an input to an output that forwards it. Returns whether the value left the
+        device's memory; None if it stayed in the device's or in the host's. A device whose
+        `make_domain` makes other memory overrides this: either may be a value of a device buffer.
         """
         target[...] = source
+        return None
 
     def close(self) -> None:
         self.closed, self.executable, self._profiler = True, None, None
 
     def _run(
         self, executable: Runnable, inputs: Inputs, outputs: Outputs, config: hal.ExecutionConfig
-    ) -> None:
+    ) -> Copies:
+        if not self._forwards:
+            return executable.run(inputs, outputs, config) if outputs else None
+        copies: list[hal.ArgumentCopy] = []
         for output, source in self._forwards:
             target = outputs[output]
-            if target is not None:
-                self.forward(inputs[source], target)
-        if self._forwards:
-            outputs = [outputs[k] for k in self._computed]
-        if outputs:
-            executable.run(inputs, outputs, config)
+            if target is None:
+                continue
+            began = time.perf_counter_ns()
+            if (out := self.forward(inputs[source], target)) is not None:
+                copies.append(copied(output if out else source, target.nbytes, began, out=out))
+        if wanted := [outputs[k] for k in self._computed]:
+            for copy in executable.run(inputs, wanted, config) or ():
+                at = self._computed[copy.argument] if copy.out else copy.argument
+                copies.append(replace(copy, argument=at))
+        return copies
 
     def _measured(self, executable: E, began_ns: int) -> MeasuredRun | None:
         if self._profilers is None or not self._computed:
@@ -210,3 +227,9 @@ class EngineModel(hal.PreparedModelBase, Generic[E]):
         if self._profiler is None or self._profiler[0] is not executable:
             self._profiler = executable, self._profilers(executable)
         return self._profiler[1].start(began_ns)
+
+
+def copied(argument: int, nbytes: int, began_ns: int, *, out: bool) -> hal.ArgumentCopy:
+    """A copy by a driver that began at *began_ns* and has just ended."""
+    spent = time.perf_counter_ns() - began_ns
+    return hal.ArgumentCopy(argument, out, nbytes, began_ns, spent, by_driver=True)

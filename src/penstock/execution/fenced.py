@@ -17,7 +17,7 @@ from penstock.execution.arena import is_sized
 from penstock.execution.asynchronous import LinkedToken
 from penstock.execution.inputs import is_bindable
 from penstock.execution.interface import Outputs
-from penstock.execution.run import Run, StepTrace, note_lost, note_remote
+from penstock.execution.run import Run, StepTrace, note_copies, note_lost
 from penstock.execution.step import Step
 from penstock.execution.variant import Variant
 from penstock.hal.fence import is_fence, remaining_ns, remaining_seconds, signals_in_time
@@ -132,7 +132,7 @@ class Chain:
         for one in launched:
             prepared = one.step.prepared
             if isinstance(one.fence, RemoteFence):
-                note_remote(prepared, one.fence.result, self._run)
+                note_copies(prepared, one.fence.result, self._run)
             if (error := one.fence.error()) is not None:
                 self._note(one.step, error)
                 raise error

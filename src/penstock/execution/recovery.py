@@ -19,7 +19,7 @@ from penstock.compilation.step_receipt import Failure, Span
 from penstock.errors import DriverError
 from penstock.execution.adapters import scheduled
 from penstock.execution.priority import QUEUES, DeviceQueue
-from penstock.execution.run import Alternatives, Run, StepTrace, note_lost, note_remote
+from penstock.execution.run import Alternatives, Run, StepTrace, note_copies, note_lost
 from penstock.execution.transfer import transfer
 from penstock.hal import Device
 from penstock.logs import Log
@@ -110,7 +110,7 @@ class Recovery:
             note_lost(prepared, error, run)
             raise
         ended = perf_counter_ns()
-        note_remote(prepared, result, run)
+        note_copies(prepared, result, run)
         run.steps.append(StepTrace(prepared, began, ended, result, tuple(failures)))
         return True
 

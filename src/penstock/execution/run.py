@@ -330,24 +330,25 @@ def checked_attributes(attributes: Sequence[ExtensionAttribute]) -> tuple[Extens
 def note_lost(prepared: PreparedStep, error: DriverError, run: Run) -> None:
     """Adds the copies made for an execution that failed with *error* to the receipt of *run*."""
     if error.copies:
-        note_remote(prepared, RemoteResult(copies=error.copies), run)
+        note_copies(prepared, RemoteResult(copies=error.copies), run)
 
 
-def note_remote(prepared: PreparedStep, result: ExecutionResult, run: Run) -> None:
-    """Adds the copies and incidents of *result*, if it is remote, to the receipt of *run*."""
-    if not isinstance(result, RemoteResult):
-        return
+def note_copies(prepared: PreparedStep, result: ExecutionResult, run: Run) -> None:
+    """Adds the copies of *result*, and its incidents if it is remote, to the receipt of *run*."""
     step, device = prepared.step, prepared.device.name
-    reason = f"device {device} lives in another process"
     for copy in result.copies:
         operands = step.outputs if copy.out else step.inputs
         places = (device, "host") if copy.out else ("host", device)
-        operand = operands[copy.argument] if copy.argument < len(operands) else None
+        operand = operands[copy.argument] if 0 <= copy.argument < len(operands) else None
+        why = "has memory of its own" if copy.by_driver else "lives in another process"
+        reason = f"device {device} {why}"
         run.copies.append(
             CopyReceipt(
                 copy.nbytes, *places, reason, step.index, operand, copy.start_ns, copy.wall_ns
             )
         )
+    if not isinstance(result, RemoteResult):
+        return
     for incident in result.incidents:
         # Every model of a dead process reports the same incident; the receipt has it once.
         if (note := f"device {device}: {incident}") not in run.notes:

@@ -133,10 +133,10 @@ class Step(QueueUser):
         except DriverError as error:
             self.recover(run, error, began)
             return
-        if type(result) is not ExecutionResult:
-            from penstock.execution.run import note_remote
+        if result.copies or type(result) is not ExecutionResult:
+            from penstock.execution.run import note_copies
 
-            note_remote(self.prepared, result, run)
+            note_copies(self.prepared, result, run)
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result))
 
     def execute_arrays(

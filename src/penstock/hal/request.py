@@ -140,22 +140,12 @@ class Timing(msgspec.Struct, frozen=True):
 NO_TIMING: Final = Timing()
 
 
-class ExecutionResult(msgspec.Struct, frozen=True):
-    """Result of a successful execution (NNAPI section 4.7).
-
-    *output_shapes* is empty, or has one entry per output, all sufficient. It is required if an
-    output's shape was unknown.
-    """
-
-    output_shapes: tuple[OutputShape, ...] = ()
-    timing: Timing = NO_TIMING
-
-
-class ArgumentCopy(msgspec.Struct, frozen=True):
+class ArgumentCopy(msgspec.Struct, frozen=True, array_like=True):
     """A copy of one argument on its way to a device or back.
 
     It is argument *argument* of the request's inputs, or of its outputs (*out*). *start_ns* is on
-    the clock of `time.perf_counter_ns`.
+    the clock of `time.perf_counter_ns`. *by_driver*: the driver copied it between the host's memory
+    and the device's own. Otherwise it was copied between processes.
     """
 
     argument: int
@@ -163,15 +153,25 @@ class ArgumentCopy(msgspec.Struct, frozen=True):
     nbytes: int
     start_ns: int
     wall_ns: int
+    by_driver: bool = False
+
+
+class ExecutionResult(msgspec.Struct, frozen=True):
+    """Result of a successful execution (NNAPI section 4.7).
+
+    *output_shapes* is empty, or has one entry per output, all sufficient. It is required if an
+    output's shape was unknown. *copies* are optional: those that a driver made between the host's
+    memory and the device's own, and those between processes.
+    """
+
+    output_shapes: tuple[OutputShape, ...] = ()
+    timing: Timing = NO_TIMING
+    copies: tuple[ArgumentCopy, ...] = ()
 
 
 class RemoteResult(ExecutionResult, frozen=True):
-    """Result of an execution in another process: the copies between the processes, and incidents.
+    """Result of an execution in another process, with incidents, which are sentences."""
 
-    Incidents are sentences.
-    """
-
-    copies: tuple[ArgumentCopy, ...] = ()
     incidents: tuple[str, ...] = ()
 
 

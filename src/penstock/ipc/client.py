@@ -231,8 +231,8 @@ class RemoteExecution(remote.RemoteObject):
             result = remote.execute(self._prepared, self._request, config)
             if not before:
                 return result
-            copies = result.copies if isinstance(result, hal.RemoteResult) else ()
-            return hal.RemoteResult(result.output_shapes, result.timing, (*before, *copies))
+            copies = (*before, *result.copies)
+            return hal.RemoteResult(result.output_shapes, result.timing, copies)
 
         call = wire.Execute(self.number, None, config)
         return remote.ask(self.channel, lambda _: call, wire.Executed).result

@@ -117,7 +117,8 @@ def execute(
         copied.finish()
     if not answer.copies and not copied.copies:
         return result
-    copies = (*copied.copies, *as_argument_copies(answer.copies, request))
+    between = (*copied.copies, *as_argument_copies(answer.copies, request))
+    copies = (*between, *result.copies)
     return hal.RemoteResult(result.output_shapes, result.timing, copies)
 
 

@@ -307,8 +307,7 @@ class IsolatedPreparedModel:
         self.device.supervisor.succeeded()
         if not incidents and not copies:
             return result
-        if isinstance(result, hal.RemoteResult):
-            copies = (*copies, *result.copies)
+        copies = (*copies, *result.copies)
         return hal.RemoteResult(result.output_shapes, result.timing, copies, incidents)
 
     def _retrying(

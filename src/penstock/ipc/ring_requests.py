@@ -278,6 +278,7 @@ class Ring:
             return result
         for position, view in bound.outgoing:
             copies.append(_copied(position, _array(request.outputs[position]), view, out=True))
+        copies += result.copies
         return hal.RemoteResult(result.output_shapes, result.timing, tuple(copies))
 
     def forget(self, target: int) -> None:

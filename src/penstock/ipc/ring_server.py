@@ -6,12 +6,13 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic_ns
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock import hal
 from penstock.errors import Cancelled, GeneralFailure, InvalidArgument, WireError
@@ -323,15 +324,18 @@ class RingServer:
             if type(request) is hal.Request:
                 binding.prove(request)
             timing = result.timing
-            if not result.output_shapes and not timing.operations:
+            if not (result.output_shapes or timing.operations or result.copies):
                 device_ns = -1 if timing.on_device_ns is None else timing.on_device_ns
                 driver_ns = -1 if timing.in_driver_ns is None else timing.in_driver_ns
                 self._took_ns = took_ns = monotonic_ns() - began
                 fields = number, ring.DONE, took_ns, device_ns, driver_ns, 0
                 ANSWER.pack_into(region.data, answer_at, *fields)
                 return
-            payload = encode(wire.Executed(result))
-            if len(payload) > (room := slot_bytes - ANSWER.size):
+            payload, room = encode(wire.Executed(result)), slot_bytes - ANSWER.size
+            if len(payload) > room and result.copies:
+                folded = tuple(_folded(result.copies))
+                payload = encode(wire.Executed(replace(result, copies=folded)))
+            if len(payload) > room:
                 raise GeneralFailure(f"an answer of {len(payload)} bytes; {room} have a place")
         except _ProtocolBroken:
             raise
@@ -407,3 +411,13 @@ class RingServer:
 
 class _ProtocolBroken(WireError):
     """The client broke the protocol; the ring accepts no more of its requests."""
+
+
+def _folded(copies: Sequence[hal.ArgumentCopy]) -> Iterator[hal.ArgumentCopy]:
+    """One copy for those of all inputs, and one for those of all outputs: an answer must fit into
+    its slot.
+    """
+    for out in (False, True):
+        if same := [copy for copy in copies if copy.out == out]:
+            nbytes, wall_ns = sum(c.nbytes for c in same), sum(c.wall_ns for c in same)
+            yield replace(same[0], nbytes=nbytes, wall_ns=wall_ns)

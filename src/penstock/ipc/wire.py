@@ -26,7 +26,7 @@ from penstock.ipc.forms import (
     RoleForm,
 )
 
-WIRE_VERSION: Final = 7
+WIRE_VERSION: Final = 8
 """Increased whenever a message changes its form."""
 
 MAX_FRAME: Final = 32 << 20

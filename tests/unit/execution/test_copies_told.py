@@ -8,7 +8,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -58,7 +58,7 @@ OTHERS: Final = {
     ("ipc/ring.py", "pipes_take_no_wait"),
     ("ipc/ring.py", "Doorbell.ring"),
     ("ipc/ring.py", "Doorbell.silence"),
-    ("memory/domain.py", "ManagedBuffer.copy_to"),
+    ("memory/domain.py", "MemoryDomain.decode"),
     ("memory/domain.py", "MemoryDomain.encode"),
 }
 """What copies no value of a run: comparisons, scales, doorbells; and devices, which are counted by
@@ -322,6 +322,37 @@ def test_failed_run_reports_its_copies(copies: Counted, way: str, dies: bool) ->
         assert told.steps[0].fallback_from == "failing"
         assert told.copies
         check(copies, told.copies)
+
+
+class Uploading(InterceptingDevice):
+    """Says that it copied its input, its output, and an input that it does not have."""
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        result: Any = proceed()
+        if method.endswith("execute"):
+            made = [(0, False), (0, True), (-9, False)]
+            told = (hal.ArgumentCopy(at, out, 24, 5, 3, by_driver=True) for at, out in made)
+            return cast("T", hal.ExecutionResult(result.output_shapes, copies=tuple(told)))
+        return cast("T", result)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_receipt_has_the_copies_that_a_driver_reports(remote: bool) -> None:
+    inner = Uploading(ReferenceDevice(), "uploading")
+    with ExitStack() as held:
+        device: hal.Device = held.enter_context(served(inner))[0] if remote else inner
+        compiled = held.enter_context(penstock.compile(relu(), devices=[device], cache=None))
+        with compiled.burst() as burst:
+            for receipt in (compiled.run([X]).receipt, burst.run([X]).receipt):
+                why = "device uploading has memory of its own"
+                told = [copy for copy in receipt.copies if copy.reason == why]
+                assert [(c.source, c.destination, c.operand) for c in told] == [
+                    ("host", "uploading", 0),
+                    ("uploading", "host", 1),
+                    ("host", "uploading", None),
+                ]
+                assert {(c.nbytes, c.start_ns, c.wall_ns, c.step) for c in told} == {(24, 5, 3, 0)}
+                assert len(receipt.copies) == (5 if remote else 3)
 
 
 def test_reusable_execution_reports_copies_of_its_creation(copies: Counted) -> None:

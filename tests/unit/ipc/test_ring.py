@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Literal
 
 import numpy as np
@@ -26,7 +27,7 @@ from penstock.testing.contract.cases import every_case
 from penstock.testing.contract.trial import PLAIN, Trial
 from tests.support_ring import ChildChannel, InProcess, child
 from tests.support_waiting import descriptors, eventually
-from tests.unit.ipc.slow import SlowDevice, slow_model
+from tests.unit.ipc.slow import SlowDevice, SlowPreparedModel, slow_model
 
 SLOW = "tests.unit.ipc.slow:create"
 
@@ -103,6 +104,41 @@ def test_an_output_of_unknown_shape_has_the_shape_that_is_reported() -> None:
                     for found, wanted in zip(trial.outputs(result), case.outputs, strict=True):
                         np.testing.assert_array_equal(found, wanted, case.name)
             burst.close()
+
+
+class Copying(SlowDevice):
+    """Says that it copied its input and its output *times* times."""
+
+    times = 1
+
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> CopyingModel:
+        return CopyingModel(model, self)
+
+
+class CopyingModel(SlowPreparedModel):
+    def __init__(self, model: Model, device: Copying) -> None:
+        super().__init__(model)
+        self.device = device
+
+    def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
+        super().execute(request, config)
+        both = [hal.ArgumentCopy(0, out, 16, 5, 3, by_driver=True) for out in (False, True)]
+        return hal.ExecutionResult(copies=tuple(both * self.device.times))
+
+
+def test_copies_of_the_driver_come_with_the_answer_and_are_summed_where_it_has_no_room() -> None:
+    device = Copying()
+    with knobs.override(ring_spin_us=0), closing(InProcess(device)) as channel:
+        burst = opened(channel)
+        for times, wanted in ((1, 1), (3, 3), (5000, 1)):
+            device.times = times
+            result = burst.execute(host(four(), four(9.0)), PLAIN)
+            told = [c for c in result.copies if c.by_driver]
+            assert len(told) == 2 * wanted
+            assert sum(c.nbytes for c in told) == 2 * 16 * times
+            assert sum(c.wall_ns for c in told) == 2 * 3 * times
+            assert {c.out for c in told} == {False, True}
+        burst.close()
 
 
 def test_arrays_in_a_pool_are_not_copied_and_others_are(slow: ChildChannel) -> None:

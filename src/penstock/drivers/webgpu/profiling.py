@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.engine_model import Inputs, Outputs, Profiler, RunPool
+from penstock.driverkit.engine_model import Copies, Inputs, Outputs, Profiler, RunPool
 from penstock.drivers.webgpu.running import Code, Executable, Run
 from penstock.errors import GeneralFailure
 from penstock.hal import ExecutionConfig, OperationTiming
@@ -97,11 +97,11 @@ class MeasuredRun:
         self.duration_ns = 0
         self._pool, self._executable, self._began = pool, executable, began_ns
 
-    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> None:
+    def run(self, inputs: Inputs, outputs: Outputs, config: ExecutionConfig) -> Copies:
         """As `Executable.run`."""
         start = time.perf_counter_ns()
         with self._executable.code.gpu.used():
-            self._pool.run(inputs, outputs, config, self._read)
+            copies = self._pool.run(inputs, outputs, config, self._read)
         self.duration_ns = time.perf_counter_ns() - start
         # The device's clock is not the host's: the last kernel ends at the end of the run at most.
         last = max((t.start_ns + t.duration_ns for t in self.timings), default=0)
@@ -110,6 +110,7 @@ class MeasuredRun:
             OperationTiming(t.operations, t.name, offset + t.start_ns, t.duration_ns)
             for t in self.timings
         )
+        return copies
 
     def _read(self, run: TimedRun) -> None:
         code = run.code

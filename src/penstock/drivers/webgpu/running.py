@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter_ns
 from typing import Any, Final
 
 import numpy as np
@@ -10,14 +11,14 @@ from msgspec import Struct
 
 from penstock import knobs
 from penstock.driverkit.engine import Limits, check_limits
-from penstock.driverkit.engine_model import EngineModel, RunPool
+from penstock.driverkit.engine_model import Copies, EngineModel, RunPool, copied
 from penstock.drivers.webgpu.artefact import Manifest
 from penstock.drivers.webgpu.binding import Bindings, readers_of
 from penstock.drivers.webgpu.calls import Call
 from penstock.drivers.webgpu.engine import Gpu
 from penstock.drivers.webgpu.values import Argument, DeviceValue, padded, whole, words
 from penstock.errors import DeadObject, GeneralFailure
-from penstock.hal import ExecutionConfig
+from penstock.hal import ArgumentCopy, ExecutionConfig
 from penstock.ir import NDArray
 
 SUBMIT_NS: Final = 50_000_000
@@ -113,13 +114,13 @@ class Run:
         inputs: Sequence[Argument],
         outputs: Sequence[Argument | None],
         config: ExecutionConfig,
-    ) -> None:
+    ) -> Copies:
         """Runs once. Raises `GeneralFailure` if the inputs have no result, and what the limits of
         *config* raise. The run is not used again after an error: the device may still compute.
         """
         self._plan = self._planned(inputs, outputs)
         try:
-            self._compute(inputs, outputs, config)
+            return self._compute(inputs, outputs, config)
         finally:
             # It keeps device buffers in memory.
             self._plan = NO_PLAN
@@ -129,8 +130,8 @@ class Run:
         inputs: Sequence[Argument],
         outputs: Sequence[Argument | None],
         config: ExecutionConfig,
-    ) -> None:
-        self.upload(inputs)
+    ) -> Copies:
+        copies = self.upload(inputs)
         parts = self.code.parts
         for first, last in parts[:-1]:
             self._perform(config, first, last, is_last=False)
@@ -139,16 +140,19 @@ class Run:
         self._perform(config, *parts[-1], is_last=True)
         self.code.is_warm = True
         try:
-            self.download(outputs)
+            return [*copies, *self.download(outputs)]
         finally:
             self._results.unmap()
 
-    def upload(self, inputs: Sequence[Argument]) -> None:
+    def upload(self, inputs: Sequence[Argument]) -> list[ArgumentCopy]:
         """Copies the inputs to the device."""
-        queue = self.code.gpu.device.queue
-        for array, place in zip(inputs, self._layout.inputs, strict=True):
+        queue, copies = self.code.gpu.device.queue, list[ArgumentCopy]()
+        for at, (array, place) in enumerate(zip(inputs, self._layout.inputs, strict=True)):
             if isinstance(array, np.ndarray) and array.nbytes:
+                began = perf_counter_ns()
                 queue.write_buffer(self._memory, place, padded(array))
+                copies.append(copied(at, array.nbytes, began, out=False))
+        return copies
 
     def _planned(self, inputs: Sequence[Argument], outputs: Sequence[Argument | None]) -> Plan:
         """What kernels are bound to for these arguments, and what is copied on the device."""
@@ -234,18 +238,22 @@ class Run:
             start = place - self._start
             encoder.copy_buffer_to_buffer(self._memory, place, self._results, start, size)
 
-    def download(self, outputs: Sequence[Argument | None]) -> None:
+    def download(self, outputs: Sequence[Argument | None]) -> list[ArgumentCopy]:
         """Copies the outputs, which are mapped, to arrays of the caller."""
+        copies = list[ArgumentCopy]()
         found = np.frombuffer(self._results.read_mapped(copy=False), np.uint8)
         places = [offset - self._start for offset in self._layout.outputs]
-        for array, place in zip(outputs, places, strict=False):
+        for at, (array, place) in enumerate(zip(outputs, places, strict=False)):
             if isinstance(array, np.ndarray) and array.nbytes:
+                began = perf_counter_ns()
                 part = found[place : place + array.nbytes]
                 array[...] = part.view(array.dtype).reshape(array.shape)
+                copies.append(copied(at, array.nbytes, began, out=True))
         failures = self.code.manifest.failures
         for place, message in zip(places[len(outputs) :], failures, strict=True):
             if found[place]:
                 raise GeneralFailure(message)
+        return copies
 
 
 class Executable:
@@ -260,24 +268,26 @@ class Executable:
         inputs: Sequence[Argument],
         outputs: Sequence[Argument | None],
         config: ExecutionConfig,
-    ) -> None:
+    ) -> Copies:
         """As `Runnable.run`, also with values of device buffers. Raises `DeadObject` in a forked
         child, and if the device is lost.
         """
         with self.code.gpu.used():
-            self.pool.run(inputs, outputs, config)  # type: ignore[arg-type]  # passed to `Run.run`
+            return self.pool.run(inputs, outputs, config)  # type: ignore[arg-type]  # passed to `Run.run`
 
 
 class ShaderModel(EngineModel[Executable]):
     """A prepared model of shaders. Its arguments may lie in the device's memory."""
 
-    def forward(self, source: Argument, target: Argument) -> None:
+    def forward(self, source: Argument, target: Argument) -> bool | None:
         if isinstance(target, DeviceValue):
             if isinstance(source, DeviceValue):
                 source.copy_to(target)
-            else:
-                target.write(source)
-        elif isinstance(source, DeviceValue):
+                return None
+            target.write(source)
+            return False
+        if isinstance(source, DeviceValue):
             source.read(target.reshape(-1).view(np.uint8))
-        else:
-            target[...] = source
+            return True
+        target[...] = source
+        return None

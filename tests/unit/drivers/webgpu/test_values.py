@@ -255,9 +255,16 @@ def test_pipeline_of_two_models_and_a_state_stay_on_the_device(isolate: bool) ->
         before = first.run([U], out=[between]).receipt
         after = second.run({"u": between, "v": V})
         assert np.allclose(after[0], np.tanh(U) + 3, atol=1e-6)
-        moved = [copy.nbytes for copy in (*before.copies, *after.receipt.copies)]
-        # Of the processes: the input of the first run, and both arrays of the second.
-        assert len(moved) == (3 if isolate else 0)
+        # The input of the first run, and both arrays of the second.
+        arrays = [("u", U.nbytes), ("v", V.nbytes), ("y", U.nbytes)]
+        for reason in ("has memory of its own", *(["lives in another process"] if isolate else [])):
+            told = [
+                (model_.entry.operands[copy.operand or 0].name, copy.nbytes)
+                for model_, receipt in ((first.model, before), (second.model, after.receipt))
+                for copy in receipt.copies
+                if copy.reason == f"device webgpu-software {reason}"
+            ]
+            assert told == arrays
         state = adding.bind_state({"y": "u"})
         assert state.device("u") == "webgpu-software"
         for _ in range(3):
