@@ -133,6 +133,7 @@ def basis_of(costs: Costs, devices: Iterable[str]) -> str:
 SIMILAR: Final[dict[str, tuple[str, ...]]] = {
     "CONV_2D long": ("CONV_2D few",), "FULLY_CONNECTED large": ("FULLY_CONNECTED",),
     "CONV_2D narrow": ("CONV_2D",), "TRANSPOSE apart": ("TRANSPOSE",),
+    "DEPTHWISE_CONV_2D times": ("DEPTHWISE_CONV_2D",),
 }  # fmt: skip
 """For a kind without a cell, those whose cell is used instead."""
 
@@ -198,10 +199,19 @@ def kind_of(subgraph: Subgraph, operation: Operation) -> str:
     if key == "QUANTIZE" and not subgraph.operands[operation.inputs[0]].dtype.is_float:
         return "QUANTIZE again"
     kind = STANDS_FOR.get(key, ANY)
+    if key == "DEPTHWISE_CONV_2D":
+        return f"{kind} times" if _multiplies(subgraph, operation) else kind
     if kind == "TRANSPOSE":
         is_matrix = key == kind and is_swap(subgraph, operation)
         return kind if is_matrix else f"{kind} apart"
     return kind + SPREAD if kind in SPREADING and _is_spread(subgraph, operation) else kind
+
+
+def _multiplies(subgraph: Subgraph, operation: Operation) -> bool:
+    """Whether a depthwise convolution has several outputs for each channel."""
+    given, made = subgraph.operands[operation.inputs[0]], subgraph.operands[operation.outputs[0]]
+    shapes = given.shape, made.shape
+    return None not in shapes and len({(shape or ())[-1:] for shape in shapes}) > 1
 
 
 def _rows_of(subgraph: Subgraph, operation: Operation) -> float:

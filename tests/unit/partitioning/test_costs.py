@@ -21,6 +21,7 @@ from penstock.partitioning.costs import (
 from penstock.partitioning.placement import candidates
 from penstock.partitioning.prediction import price
 from penstock.partitioning.support import collect_support
+from penstock.runtime.calibration.draft import Draft
 from tests.support_devices import NumpyDevice
 from tests.unit.partitioning.models import chain
 
@@ -81,6 +82,15 @@ def cell(model: Model) -> str:
 )
 def test_a_cell_is_kind_window_and_element_type(model: Model, expected: str) -> None:
     assert cell(model) == expected
+
+
+@pytest.mark.parametrize(("times", "expected"), [(1, ""), (4, " times")])
+def test_several_outputs_for_each_channel_are_a_kind_of_their_own(
+    times: int, expected: str
+) -> None:
+    draft = Draft(DType.FLOAT32)
+    model = draft.build(draft.depthwise(draft.input((1, 8, 8, 2)), 3, times=times))
+    assert cell(model) == f"DEPTHWISE_CONV_2D{expected} float32"
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,17 @@ def test_element_types_and_families_have_scales_of_their_own() -> None:
         assert found.of(cell, SIZES[2]) == pytest.approx(scale * time_of(SIZES[2]), rel=0.1)
 
 
+def test_one_kind_that_a_shipped_table_has_wrong_scales_no_other() -> None:
+    kinds = ("CONV_2D", "CONV_2D 1x1", "CONV_2D few", "CONV_2D long", "TRANSPOSE_CONV")
+    cells = [f"{kind} int8" for kind in kinds]
+    shipped = EngineCosts(dict.fromkeys(cells, TRUTH), {}, {}, 1_000, 0, 1.8, "")
+    timings = [timed(STEP, 1_000, (1, 1, 1, 0))]
+    for cell, scale in zip(cells[:4], (1.0, 1.0, 1.0, 20.0), strict=True):
+        timings += [timed(cell, 1_000 + scale * time_of(f), f) for f in SIZES]
+    found = fit(timings, shipped, "a test")
+    assert found.of(cells[4], SIZES[2]) == pytest.approx(time_of(SIZES[2]), rel=0.1)
+
+
 def test_networks_of_tiny_operations_show_what_any_operation_costs() -> None:
     timings = [timed(STEP, 1_000, (1, 1, 1, 0))]
     timings += [timed(f"{TINY} int8", 1_000 + 30 * 70, *[(1, 16, 32, 0)] * 30)]

@@ -75,16 +75,17 @@ class Draft:
         weights = self.filter((outputs, kernel, kernel, depth), 0)
         return self.add("CONV_2D", [value, weights, self.bias(outputs)], shape, strides(stride))
 
-    def depthwise(self, value: Value, kernel: int, stride: int = 1) -> Value:
-        """A depthwise convolution of a picture, and RELU6."""
+    def depthwise(self, value: Value, kernel: int, stride: int = 1, times: int = 1) -> Value:
+        """A depthwise convolution of a picture with *times* outputs for each channel, and RELU6."""
         batch, high, wide, depth = value.shape
+        depth *= times
         shape = (batch, -(-high // stride), -(-wide // stride), depth)
         inputs: list[Value | int] = [
             value,
             self.filter((1, kernel, kernel, depth), 3),
             self.bias(depth),
         ]
-        attributes: Attributes = {**strides(stride), "depth_multiplier": 1}
+        attributes: Attributes = {**strides(stride), "depth_multiplier": times}
         return self.add("DEPTHWISE_CONV_2D", inputs, shape, attributes)
 
     def connected(self, value: Value, outputs: int) -> Value:
@@ -121,11 +122,12 @@ class Draft:
         shape = (*first[:-1], sum(value.shape[-1] for value in values))
         return self.add("CONCATENATION", [*values], shape, {"axis": len(first) - 1})
 
-    def strided_slice(self, value: Value, count: int) -> Value:
-        """The first *count* elements of the last axis."""
+    def strided_slice(self, value: Value, count: int, start: int = 0) -> Value:
+        """*count* elements of the last axis from *start* on."""
         rank, shape = len(value.shape), (*value.shape[:-1], count)
+        begin, end = (*[0] * (rank - 1), start), (*shape[:-1], start + count)
         inputs: list[Value | int] = [
-            value, self.integers(*[0] * rank), self.integers(*shape), self.integers(*[1] * rank),
+            value, self.integers(*begin), self.integers(*end), self.integers(*[1] * rank),
         ]  # fmt: skip
         return self.add("STRIDED_SLICE", inputs, shape)
 

@@ -105,7 +105,7 @@ def _small(alone: EngineCosts, tiny: Sequence[Timing], shipped: EngineCosts | No
         for ns, once, timing in zip(rest, fixed, own, strict=True):
             share = (ns - each * len(once)) / max(sum(once), LEAST_NS)
             for cell in {cell for cell, _ in timing.parts}:
-                shares.setdefault(cell, []).append(min(1.0, share))
+                shares.setdefault(cell, []).append(max(0.0, min(1.0, share)))
     found = {cell: statistics.mean(each) for cell, each in shares.items()}
     typical = {
         dtype: statistics.median(v for cell, v in found.items() if cell.endswith(f" {dtype}"))
@@ -146,8 +146,8 @@ def _overhead(
 
 PRODUCTS: Final = frozenset({
     "CONV_2D", "CONV_2D 1x1", "CONV_2D few", "CONV_2D long", "CONV_2D narrow", "DEPTHWISE_CONV_2D",
-    "TRANSPOSE_CONV", "LSTM", "SVDF", "FULLY_CONNECTED", "FULLY_CONNECTED large",
-    "FULLY_CONNECTED rows", "BATCH_MATMUL",
+    "DEPTHWISE_CONV_2D times", "TRANSPOSE_CONV", "LSTM", "SVDF", "FULLY_CONNECTED",
+    "FULLY_CONNECTED large", "FULLY_CONNECTED rows", "BATCH_MATMUL",
 })  # fmt: skip
 """Kinds that multiply and add. Their speed differs between processors in another way."""
 
@@ -197,7 +197,7 @@ class _Scales:
         """The expected scale of *cell*, from itself or from the most similar ones."""
         for name in (cell, *_shared(cell)):
             if logs := self._logs.get(name):
-                return math.exp(statistics.mean(logs))
+                return math.exp(statistics.median(logs))
         return 1.0
 
     def expected(self, cell: str) -> Features | None:
@@ -234,7 +234,8 @@ def _cell(cell: str, group: Sequence[Timing], known: EngineCosts, scales: _Scale
     """The cell that explains the times of *group*, near to what is expected of it."""
     rows = np.array([timing.features for timing in group])
     times = np.array([own_ns(timing, known) for timing in group])
-    weights = 1 / (times + noise(known))
+    # A sample that takes little more than a step says little of its operations.
+    weights = 1 / (times + known.step_ns / 4 + LEAST_NS)
     rows, wanted = rows * weights[:, None], times * weights
     expected = scales.expected(cell)
     amounts = np.sqrt((rows**2).mean(axis=0))

@@ -99,6 +99,33 @@ def _normalised(draft: Draft, value: Value) -> Value:
     return draft.add("MUL", [draft.add("SUB", [value, mean], (rows, depth)), scale], (rows, depth))
 
 
+def _rotary(draft: Draft, value: Value) -> Value:
+    """Values turned by their position (Su et al., "RoFormer", 2021): halves of short rows."""
+    batch, rows, _, depth = value.shape
+    half = depth // 2
+    angles = draft.add(
+        "MEAN", [value, draft.integers(2)], (batch, rows, 1, depth), {"keep_dims": True}
+    )
+    sine, cosine = (
+        draft.add(kind, [draft.strided_slice(angles, half)], (batch, rows, 1, half))
+        for kind in ("TANH", "LOGISTIC")
+    )
+    for _ in range(2):
+        left, right = (draft.strided_slice(value, half, start) for start in (0, half))
+
+        def turned(one: Value, other: Value) -> list[Value | int]:
+            return [
+                draft.add("MUL", [each, angle], each.shape)
+                for each, angle in ((one, cosine), (other, sine))
+            ]
+
+        value = draft.concatenation(
+            draft.add("SUB", turned(left, right), left.shape),
+            draft.add("ADD", turned(right, left), left.shape),
+        )
+    return value
+
+
 def _tiny(draft: Draft, value: Value) -> Value:
     """Operations of few elements, as in streaming and recurrent networks."""
     given = value
@@ -159,6 +186,7 @@ NETWORKS: Final[Networks] = {
     "pyramid": ((1, 64, 64, 3), _pyramid, EVERY),
     "attention": ((48, 64), _attention, ("float32",)),
     "thin": ((1, 80, 80, 3), _thin, EVERY),
+    "rotary": ((1, 96, 16, 8), _rotary, ("float32",)),
     "large mobile": ((1, 192, 192, 3), _mobile, EVERY),
     "large separable": ((1, 160, 160, 3), _separable, EVERY),
     "large residual": ((1, 160, 160, 3), _residual, EVERY),

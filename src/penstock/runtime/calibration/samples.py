@@ -82,6 +82,12 @@ def _depthwise(draft: Draft, size: Shape) -> Value:
     return value
 
 
+def _multiplied(draft: Draft, size: Shape) -> Value:
+    """*size* is (height, width, channels, outputs for each, kernel, stride)."""
+    high, wide, depth, times, kernel, stride = size
+    return draft.depthwise(draft.input((1, high, wide, depth)), kernel, stride, times)
+
+
 def _transposed(draft: Draft, size: Shape) -> Value:
     """*size* is (height, width, input channels, output channels, kernel); the stride is 2."""
     high, wide, depth, outputs, kernel = size
@@ -276,10 +282,10 @@ EDGES: Final = ((28, 28, 64, 3, 1), (14, 14, 96, 3, 1), (56, 56, 32, 3, 1))
 PICTURES: Final = (
     (1, 28, 28, 48), (1, 4, 4, 16), (1, 56, 56, 64), (1, 8, 8, 32), (1, 112, 112, 64)
 )  # fmt: skip
-ROWS: Final = (*PICTURES[:2], (1, 64, 32, 4), PICTURES[2])
+ROWS: Final = (*PICTURES[:2], (1, 128, 96, 4), PICTURES[2])
 """Pictures of which one has short rows: what is copied by the piece depends on their length."""
 
-SPREADS: Final = ((1, 32, 8, 32), (1, 56, 56, 64), (8, 50, 16, 2), (1, 4, 4, 16))
+SPREADS: Final = ((1, 32, 8, 32), (1, 56, 56, 64), (8, 100, 24, 2), (1, 4, 4, 16))
 ROUNDS: Final = (4, 100)
 """Rounds of the samples of a loop."""
 
@@ -319,6 +325,9 @@ KINDS: Final[dict[str, tuple[Recipe, tuple[Shape, ...]]]] = {
             (28, 28, 96, 3, 1), (112, 112, 32, 3, 1), (7, 7, 576, 3, 1), (14, 14, 240, 5, 1),
             (12, 12, 32, 3, 1), (56, 56, 96, 3, 2),
         ),
+    ),
+    "DEPTHWISE_CONV_2D times": (
+        _multiplied, ((49, 40, 1, 8, 9, 2), (48, 48, 16, 2, 3, 1), (64, 64, 3, 8, 3, 2)),
     ),
     "TRANSPOSE_CONV": (
         _transposed,
@@ -376,8 +385,8 @@ TYPES: Final = (
     ("hybrid", DType.FLOAT32, DType.INT8), ("int16", DType.INT16, DType.INT8),
 )  # fmt: skip
 WEIGHTED: Final = frozenset({
-    "CONV_2D", "CONV_2D 1x1", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "FULLY_CONNECTED large",
-    "FULLY_CONNECTED rows",
+    "CONV_2D", "CONV_2D 1x1", "DEPTHWISE_CONV_2D", "DEPTHWISE_CONV_2D times", "FULLY_CONNECTED",
+    "FULLY_CONNECTED large", "FULLY_CONNECTED rows",
 })  # fmt: skip
 KINDS_OF_TYPE: Final = {"hybrid": WEIGHTED, "int16": WEIGHTED | {"ADD", "MUL", "BATCH_MATMUL"}}
 FLOAT_ONLY: Final = frozenset({"LSTM", "SELECT", "LESS", "TILE"})
