@@ -3,19 +3,24 @@
 Real client code reads and writes a store in memory that counts requests and bytes. For each number
 of entries of one publisher: what a machine without history asks for its first entry, what it asks
 for the next one and after another publication, and what a publication asks. Then, for each number,
-what many machines ask that start without history.
+what many machines ask that start without history: for an entry that is published, and for one that
+is not. `--starts` measures the starts alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
+from penstock.errors import NoEntry
+from penstock.remotecache import roles
 from penstock.remotecache.explaining import described
 from penstock.remotecache.fetching import Remote
 from penstock.remotecache.stores import Named, ObjectStore, Stored
@@ -38,16 +43,25 @@ INGREDIENTS = {
 
 
 class Counted:
-    """*store*, with the number of its requests and the bytes that it sent."""
+    """*store*, with the number of its requests and the bytes that it sent.
+
+    *largest* has the name and bytes of the largest object of metadata that was read.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self.url, self._store = store.url, store
         self.counts: Counter[str] = Counter()
+        self.largest = ("", 0)
 
     def get(self, name: str, most: int) -> Stored | None:
         found = self._store.get(name, most)
+        size = 0 if found is None else len(found.content)
         self.counts["reads"] += 1
-        self.counts["bytes read"] += 0 if found is None else len(found.content)
+        self.counts["bytes read"] += size
+        if name.startswith(f"{roles.METADATA}/"):
+            self.counts["of them metadata"] += size
+            if size > self.largest[1]:
+                self.largest = name, size
         return found
 
     def listed(self, prefix: str, most: int) -> list[Named]:
@@ -106,7 +120,9 @@ def measure(entries: int, place: Path) -> None:
 
 
 def start_together(machines: int, entries: int, place: Path) -> None:
-    """Look-ups of one published entry by machines without history, one after the other."""
+    """Look-ups by machines without history, one after the other: of an entry of 1 MB that is
+    published, then of one that is not. Raises if one of them ends otherwise.
+    """
     fleet = Fleet(place)
     counted = Counted(fleet.store)
     tokens = [os.urandom(32) for _ in range(entries)]
@@ -115,20 +131,29 @@ def start_together(machines: int, entries: int, place: Path) -> None:
     small = parcel().pack()
     words = dict.fromkeys(tokens[1:], described(INGREDIENTS))
     fleet.publisher().publish(dict.fromkeys(tokens[1:], small), words)
-    began = time.process_time()
-    for number in range(machines):
-        Remote(counted, fleet.root, str(place / f"m{number}")).look_up(tokens[0])
-    spent = time.process_time() - began
     print(f"{machines:,} machines, an entry of {len(content):,} bytes among {entries:,}")
-    print(f"  {counted.taken()}; {spent / machines * 1e3:.0f} ms of processor time each")
+    for what, token in (("published", tokens[0]), ("not published", os.urandom(32))):
+        counted.taken()
+        began, found = time.process_time(), 0
+        for _ in range(machines):
+            history = place / "history"
+            with suppress(NoEntry):
+                found += len(Remote(counted, fleet.root, str(history)).look_up(token).parcel.data)
+            shutil.rmtree(history)
+        spent = (time.process_time() - began) / machines * 1e3
+        if found != (machines if what == "published" else 0):
+            raise RuntimeError(f"{found} of {machines} machines found the entry")
+        print(f"  {what}: {counted.taken()}; {spent:.0f} ms of processor time each", flush=True)
+    print("  largest object of metadata: {}, {:,} bytes".format(*counted.largest), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machines", type=int, default=1000)
     parser.add_argument("--entries", type=int, nargs="*", default=[10, 1000, 10_000])
+    parser.add_argument("--starts", action="store_true", help="measure no single machine")
     given = parser.parse_args()
-    for entries in given.entries:
+    for entries in () if given.starts else given.entries:
         with tempfile.TemporaryDirectory() as place:
             measure(entries, Path(place))
     for entries in given.entries:
