@@ -50,12 +50,12 @@ def main() -> None:
     try:
         client.register_system_shared_memory("r", KEY, MOST_CLIENTS * room)
         slots = []
-        for begin in range(0, MOST_CLIENTS * room, room):
-            shared_memory.set_shared_memory_region(region, [array], offset=begin)
+        for start in range(0, MOST_CLIENTS * room, room):
+            shared_memory.set_shared_memory_region(region, [array], offset=start)
             placed = library.InferInput(name, shape, datatype)
-            placed.set_shared_memory("r", size, offset=begin)
+            placed.set_shared_memory("r", size, offset=start)
             wanted = library.InferRequestedOutput(output.name)
-            wanted.set_shared_memory("r", MOST_OUTPUT, offset=begin + room - MOST_OUTPUT)
+            wanted.set_shared_memory("r", MOST_OUTPUT, offset=start + room - MOST_OUTPUT)
             slots.append(([placed], [wanted]))
 
         def over_grpc() -> None:
