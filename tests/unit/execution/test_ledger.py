@@ -52,7 +52,7 @@ ELSEWHERE: Final = {
     ("memory/buffer.py", "StoredValue.take"): "counted for who writes the receipt",
     ("memory/buffer.py", "DeviceBuffer.numpy"): "the caller asks for a copy",
     ("memory/buffer.py", "fetch_value"): "counted for who writes the receipt",
-    ("memory/domain.py", "ManagedBuffer.copy_to"): "a driver's memory",
+    ("memory/domain.py", "MemoryDomain.decode"): "a driver's memory",
     ("memory/domain.py", "MemoryDomain.encode"): "a driver's memory",
     ("memory/pool.py", "MemoryPool.__array__"): "the caller asks for an array",
     ("memory/storage.py", "InPool.copy_to"): "counted for who writes the receipt",
