@@ -9,6 +9,9 @@ import msgspec
 ALIGNMENT: Final = 256
 """Bytes at whose multiples every device lets a binding begin."""
 
+GROUP: Final = 64
+"""Threads of a workgroup, all along its first dimension."""
+
 MOST_BINDINGS: Final = 8
 """Storage buffers that every device lets a shader bind."""
 
@@ -25,7 +28,10 @@ class Binding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One kernel: the number of its shader, what it is bound to, its workgroups, its template and
-    name, the operations that it computes, and about how long it takes.
+    name, the operations that it computes, and about how long it takes on the slowest device.
+
+    *divides*: the shader has a uniform in a second group, of four words, that says at which thread
+    and row of workgroups a dispatch begins, so that several can share the work.
     """
 
     shader: int
@@ -35,6 +41,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     name: str
     origin: tuple[int, ...]
     estimate_ns: int
+    divides: bool = False
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.driverkit.engine_model import Copies, Inputs, Outputs, Profiler, RunPool
 from penstock.drivers.webgpu.running import Code, Executable, Run
+from penstock.drivers.webgpu.submits import Submit
 from penstock.errors import GeneralFailure
 from penstock.hal import ExecutionConfig, OperationTiming
 from penstock.ir import NDArray
@@ -36,7 +37,7 @@ def profiler(executable: Executable) -> Profiler[RunPool[TimedRun]]:
 
 class TimedRun(Run):
     """A run with time stamps before and after each kernel. Each kernel is a compute pass of its
-    own, which takes a little longer.
+    own, which takes a little longer. A kernel in several submits has what lies between these, too.
     """
 
     def __init__(self, code: Code) -> None:
@@ -55,16 +56,17 @@ class TimedRun(Run):
         self._stamps = code.gpu.buffer(size, usage.QUERY_RESOLVE | usage.COPY_SRC)
         self._copy = code.gpu.buffer(size, usage.MAP_READ | usage.COPY_DST)
 
-    def record(self, encoder: Any, first: int, last: int) -> None:
-        for at in range(first, last):
-            number, index = divmod(2 * at, MOST_STAMPS)
-            writes = {
-                "query_set": self._sets[number],
-                "beginning_of_pass_write_index": index,
-                "end_of_pass_write_index": index + 1,
-            }
-            compute = encoder.begin_compute_pass(timestamp_writes=writes)
-            self.dispatch(compute, at, at + 1)
+    def record(self, encoder: Any, submit: Submit) -> None:
+        for piece in submit.pieces:
+            number, index = divmod(2 * piece.call, MOST_STAMPS)
+            writes = {"query_set": self._sets[number]}
+            if piece.is_first:
+                writes["beginning_of_pass_write_index"] = index
+            if piece.is_last:
+                writes["end_of_pass_write_index"] = index + 1
+            stamped = {"timestamp_writes": writes} if len(writes) > 1 else {}
+            compute = encoder.begin_compute_pass(**stamped)
+            self.dispatch(compute, [piece])
             compute.end()
 
     def copy_results(self, encoder: Any) -> None:

@@ -14,21 +14,19 @@ from penstock.driverkit.engine import Limits, check_limits
 from penstock.driverkit.engine_model import Copies, EngineModel, RunPool, copied
 from penstock.drivers.webgpu.artefact import Manifest
 from penstock.drivers.webgpu.binding import Bindings, readers_of
-from penstock.drivers.webgpu.calls import Call
+from penstock.drivers.webgpu.calls import ALIGNMENT, GROUP
 from penstock.drivers.webgpu.engine import Gpu
+from penstock.drivers.webgpu.submits import Pace, Piece, Submit
 from penstock.drivers.webgpu.values import Argument, DeviceValue, padded, whole, words
 from penstock.errors import DeadObject, GeneralFailure
 from penstock.hal import ArgumentCopy, ExecutionConfig
 from penstock.ir import NDArray
 
-SUBMIT_NS: Final = 50_000_000
-"""The most predicted work of one submit: a run is cancelled between two of them, and no watchdog of
-a desktop takes one for hung.
-"""
-
-
 PATIENCE: Final = 100
 """How many times longer than predicted kernels may take before they count as hung."""
+
+START_BYTES: Final = 16
+"""Bytes of the uniform that says where a dispatch begins."""
 
 COMPILE_SECONDS: Final = 3.0
 """The most that a system's driver takes to compile one shader, which it does in the first run."""
@@ -58,19 +56,8 @@ class Code:
         self.constants = gpu.buffer(whole(constants.nbytes), usage.STORAGE | usage.COPY_DST)
         if constants.nbytes:
             gpu.device.queue.write_buffer(self.constants, 0, padded(constants))
-        self.parts = parts_of(manifest.calls)
+        self.pace = Pace(manifest.calls)
         self.readers = readers_of(manifest)
-
-
-def parts_of(calls: Sequence[Call]) -> list[tuple[int, int]]:
-    """The first and last kernels of each submit."""
-    parts, first, spent = list[tuple[int, int]](), 0, 0
-    for at, call in enumerate(calls):
-        if at > first and spent + call.estimate_ns > SUBMIT_NS:
-            parts.append((first, at))
-            first, spent = at, 0
-        spent += call.estimate_ns
-    return [*parts, (first, len(calls))]
 
 
 class Plan(Struct, frozen=True):
@@ -108,6 +95,8 @@ class Run:
             {"memory": self._memory, "constants": code.constants},
         )
         self._plan = NO_PLAN
+        self._beginnings: dict[Piece, Any] = {}
+        self._begun: tuple[Submit, ...] = ()
 
     def run(
         self,
@@ -132,17 +121,59 @@ class Run:
         config: ExecutionConfig,
     ) -> Copies:
         copies = self.upload(inputs)
-        parts = self.code.parts
-        for first, last in parts[:-1]:
-            self._perform(config, first, last, is_last=False)
-            self._results.unmap()
-            check_limits(config)
-        self._perform(config, *parts[-1], is_last=True)
-        self.code.is_warm = True
+        code, spent = self.code, list[int]()
+        submits = code.pace.submits
+        if submits is not self._begun:
+            self._beginnings, self._begun = self._begin(submits), submits
+        for submit in submits:
+            if spent:
+                self._results.unmap()
+                check_limits(config)
+            began = perf_counter_ns()
+            self._perform(
+                config, submit, is_first=submit is submits[0], is_last=submit is submits[-1]
+            )
+            spent.append(perf_counter_ns() - began)
+        if code.is_warm:
+            code.pace.learn(submits, spent)
+        code.is_warm = True
         try:
             return [*copies, *self.download(outputs)]
         finally:
             self._results.unmap()
+
+    def _begin(self, submits: Sequence[Submit]) -> dict[Piece, Any]:
+        """For each piece of a kernel that divides, the bind group of the uniform that says where it
+        begins.
+        """
+        calls = self.code.manifest.calls
+        pieces = [p for submit in submits for p in submit.pieces if calls[p.call].divides]
+        if not pieces:
+            return {}
+        import wgpu
+
+        starts = np.zeros((len(pieces), ALIGNMENT // 4), np.uint32)
+        starts[:, :2] = [(GROUP * piece.column, piece.row) for piece in pieces]
+        gpu, usage = self.code.gpu, wgpu.BufferUsage
+        buffer = gpu.buffer(starts.nbytes, usage.UNIFORM | usage.COPY_DST)
+        gpu.device.queue.write_buffer(buffer, 0, starts)
+        pipelines = self.code.pipelines
+        return {
+            piece: gpu.device.create_bind_group(
+                layout=pipelines[calls[piece.call].shader].get_bind_group_layout(1),
+                entries=[
+                    {
+                        "binding": 0,
+                        "resource": {
+                            "buffer": buffer,
+                            "offset": ALIGNMENT * number,
+                            "size": START_BYTES,
+                        },
+                    }
+                ],
+            )
+            for number, piece in enumerate(pieces)
+        }
 
     def upload(self, inputs: Sequence[Argument]) -> list[ArgumentCopy]:
         """Copies the inputs to the device."""
@@ -188,46 +219,52 @@ class Run:
         if value.gpu is not self.code.gpu:
             raise DeadObject(value.gpu.lost or "the buffer is in memory of another device")
 
-    def _perform(self, config: ExecutionConfig, first: int, last: int, *, is_last: bool) -> None:
-        """Computes the kernels *first* to *last* by one submit, and maps the outputs."""
+    def _perform(
+        self, config: ExecutionConfig, submit: Submit, *, is_first: bool, is_last: bool
+    ) -> None:
+        """Computes *submit*, and maps the outputs, which the last submit of a run writes."""
         code = self.code
-        predicted = sum(call.estimate_ns for call in code.manifest.calls[first:last])
-        seconds = knobs.submit_timeout_ms() / 1e3 + PATIENCE * predicted / 1e9
+        seconds = knobs.submit_timeout_ms() / 1e3 + PATIENCE * submit.predicted_ns / 1e9
         if not code.is_warm:
             seconds += COMPILE_SECONDS * len(code.pipelines)
         with code.gpu.watchdog.watching(seconds) as work:
-            self._submit(first, last, is_last=is_last)
+            self._submit(submit, is_first=is_first, is_last=is_last)
             code.gpu.await_map(self._results, config, work)
 
-    def _submit(self, first: int, last: int, *, is_last: bool) -> None:
+    def _submit(self, submit: Submit, *, is_first: bool, is_last: bool) -> None:
         device = self.code.gpu.device
         encoder = device.create_command_encoder()
-        if first == 0:
+        if is_first:
             for place, value in self._plan.copied:
                 size = words(value.nbytes)
                 encoder.copy_buffer_to_buffer(value.buffer, 0, self._memory, place, size)
-        if last > first:
-            self.record(encoder, first, last)
+        if submit.pieces:
+            self.record(encoder, submit)
         if is_last:
             self.copy_results(encoder)
+        # A buffer that no submit writes is mapped at once: the copy makes the map wait.
+        if not (is_last and self._plan.downloads):
+            encoder.copy_buffer_to_buffer(self._memory, 0, self._results, 0, 4)
         device.queue.submit([encoder.finish()])
 
-    def record(self, encoder: Any, first: int, last: int) -> None:
-        """Records kernels."""
+    def record(self, encoder: Any, submit: Submit) -> None:
+        """Records the kernels of *submit*."""
         compute = encoder.begin_compute_pass()
-        self.dispatch(compute, first, last)
+        self.dispatch(compute, submit.pieces)
         compute.end()
 
-    def dispatch(self, compute: Any, first: int, last: int) -> None:
-        """Records kernels into a compute pass."""
+    def dispatch(self, compute: Any, pieces: Sequence[Piece]) -> None:
+        """Records *pieces* of kernels into a compute pass."""
         calls, pipelines, previous = self.code.manifest.calls, self.code.pipelines, -1
-        for at in range(first, last):
-            call = calls[at]
-            if call.shader != previous:
-                compute.set_pipeline(pipelines[call.shader])
-                previous = call.shader
-            compute.set_bind_group(0, self._plan.groups[at])
-            compute.dispatch_workgroups(*call.groups)
+        for piece in pieces:
+            shader = calls[piece.call].shader
+            if shader != previous:
+                compute.set_pipeline(pipelines[shader])
+                previous = shader
+            compute.set_bind_group(0, self._plan.groups[piece.call])
+            if (start := self._beginnings.get(piece)) is not None:
+                compute.set_bind_group(1, start)
+            compute.dispatch_workgroups(piece.columns, piece.rows, 1)
 
     def copy_results(self, encoder: Any) -> None:
         """Records the copy of the results: to device buffers, and to memory that can be mapped."""

@@ -35,7 +35,8 @@ class Watchdog:
     """Calls *expired* once with the seconds of work that takes longer than it may.
 
     It has a thread of its own: while a device hangs, a thread that submits to it may be blocked in
-    native code. The thread sleeps while there is no work.
+    native code. The thread sleeps while there is no work. Time in which the whole process was
+    stopped does not count.
     """
 
     def __init__(self, expired: Callable[[float], None]) -> None:
@@ -69,8 +70,13 @@ class Watchdog:
         while True:
             with self._has_work:
                 self._has_work.wait_for(lambda: self._work)
+            looked = time.monotonic()
             time.sleep(LOOK_SECONDS)
+            stopped = time.monotonic() - looked - LOOK_SECONDS
             with self._has_work:
+                if stopped > LOOK_SECONDS:
+                    for work in self._work:
+                        work.end += stopped
                 self._work = [work for work in self._work if not work.is_over]
                 now = time.monotonic()
                 late = [work.seconds for work in self._work if now > work.end]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from penstock import hal
+from penstock.drivers.webgpu import watchdog
 from penstock.drivers.webgpu.watchdog import Watchdog, Work
 from penstock.errors import Cancelled, DeadObject, MissedDeadline
 from penstock.ir import NDArray
@@ -74,26 +75,44 @@ def test_watchdog_finds_work_that_does_not_end() -> None:
         found.append(seconds)
         late.set()
 
-    watchdog = Watchdog(expired)
+    dog = Watchdog(expired)
     for _ in range(3):
-        with watchdog.watching(60):
+        with dog.watching(60):
             assert not late.is_set()
-    with watchdog.watching(60), watchdog.watching(0.01):
+    with dog.watching(60), dog.watching(0.01):
         assert late.wait(60)
     assert found == [0.01]
 
 
 def test_watchdog_watches_work_that_a_caller_left() -> None:
     late = threading.Event()
-    watchdog = Watchdog(lambda _: late.set())
+    dog = Watchdog(lambda _: late.set())
     ended = threading.Event()
-    with watchdog.watching(0.3) as work:
+    with dog.watching(0.3) as work:
         work.ended = ended
     ended.set()
     assert not late.wait(1)
-    with watchdog.watching(0.01) as work:
+    with dog.watching(0.01) as work:
         work.ended = threading.Event()
     assert late.wait(60)
+
+
+def test_watchdog_does_not_count_time_in_which_the_process_was_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look takes an hour, and then looks take no longer than they should."""
+    clock, looks, late = [0.0], list[float](), threading.Event()
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        clock[0] += 3600.0 if len(looks) == 1 else seconds
+        time.sleep(0.001)
+
+    fake = Mock(monotonic=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr(watchdog, "time", fake)
+    with Watchdog(lambda _: late.set()).watching(2.0):
+        assert late.wait(60)
+    assert 2.0 <= len(looks) * watchdog.LOOK_SECONDS <= 2.5
 
 
 def gpu_of(prepared: hal.PreparedModel) -> Any:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from penstock.compiler import interpreter
 from penstock.compiler.expression import Scope, identity
 from penstock.compiler.program import Access, Combine, Kernel, Position, Program, Tensor, along
 from penstock.drivers.webgpu.calls import MOST_BINDINGS
 from penstock.drivers.webgpu.emit.module import generate
-from penstock.drivers.webgpu.running import parts_of
 from penstock.ir import DType, NDArray
 from tests.support_webgpu import needs_webgpu, run_program
 
@@ -142,16 +140,6 @@ def test_kernels_that_differ_in_tensors_alone_share_a_shader() -> None:
     made = generate(program_of(kernels, tensors, 1))
     assert len(made.calls) == 2
     assert len(made.shaders) == 1
-
-
-def test_a_submit_has_at_most_so_much_work_or_one_kernel() -> None:
-    tensors = [Tensor(F32, (4,))] * 2
-    kernel = copied(F32, (4,), Access(0, along(0)), Access(1, along(0)))
-    (call,) = generate(program_of([kernel], tensors, 1)).calls
-    times = (20_000_000, 20_000_000, 20_000_000, 90_000_000, 1_000)
-    calls = [replace(call, estimate_ns=time) for time in times]
-    assert parts_of(calls) == [(0, 2), (2, 3), (3, 4), (4, 5)]
-    assert parts_of([]) == [(0, 0)]
 
 
 def test_an_empty_nest_has_no_kernel() -> None:

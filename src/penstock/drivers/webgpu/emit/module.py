@@ -23,12 +23,17 @@ from penstock.drivers.webgpu.calls import (
 from penstock.drivers.webgpu.emit.form import Form, form_of, packed
 from penstock.drivers.webgpu.emit.nest import nest
 from penstock.drivers.webgpu.emit.routine import NS_A_TURN, routine
-from penstock.drivers.webgpu.emit.shader import Printed, Slot
+from penstock.drivers.webgpu.emit.shader import Printed, Slot, divided
 from penstock.drivers.webgpu.emit.tile import tile
 from penstock.interrupts import polled
 
 POINTS_A_NS: Final = {"nest": 0.1, "tile": 0.5, "tile of words": 1.0}
 """Points of a nest in a nanosecond, of the slowest device: Mesa's software on one core."""
+
+DIVIDED_NS: Final = 2_000_000
+"""Estimated time from which on a kernel can be dispatched in parts. A submit has up to 25 times
+more: the estimate knows neither the arithmetic of a point nor the load of the processor.
+"""
 
 
 class Module(msgspec.Struct, frozen=True, eq=False):
@@ -70,13 +75,16 @@ def generate(program: Program) -> Module:
             printed = tile(program, kernel, slots, form, len(more))
         else:
             printed = nest(program, kernel, slots)
-        text = _declared(bindings, printed, len(more)) + printed.text
-        number = shaders.setdefault(text, len(shaders))
         template = template_of(kernel, form)
+        estimate = _estimate(kernel, template)
+        divides = estimate >= DIVIDED_NS and math.prod(printed.groups) > 1
+        text = divided(printed.text) if divides else printed.text
+        text = _declared(bindings, printed, len(more)) + text
+        number = shaders.setdefault(text, len(shaders))
         calls.append(
             Call(
                 number, bindings, printed.groups, template, kernel.name, kernel.origin,
-                _estimate(kernel, template),
+                estimate, divides,
             )
         )  # fmt: skip
     layout = Layout(

@@ -9,13 +9,11 @@ from typing import Final
 from msgspec import Struct
 
 from penstock.compiler.program import Access, Program
+from penstock.drivers.webgpu.calls import GROUP
 from penstock.drivers.webgpu.emit.address import Flat, Through, Walk, sum_of
 from penstock.drivers.webgpu.emit.library import ZERO, called, needed
 from penstock.drivers.webgpu.emit.types import literal, loaded, size_of
 from penstock.ir import DType
-
-GROUP: Final = 64
-"""Threads of a workgroup."""
 
 MOST_GROUPS: Final = 65_535
 """Workgroups along one dimension that every device takes."""
@@ -135,6 +133,21 @@ def assembled(lines: Sequence[str]) -> str:
     if "zero" in library:
         library, text = f"{ZERO}\n{library}", text.replace("let t =", "zero = g.z;\nlet t =", 1)
     return f"{library}\n{text}\n"
+
+
+def divided(text: str) -> str:
+    """*text*, a shader, with a uniform that says at which thread and row of workgroups a dispatch
+    begins. It is in a group of its own, because the others are the same for all dispatches.
+    """
+    head, main, rest = text.partition("fn main(")
+    given, brace, body = rest.partition("{\n")
+    names = [name for name in "gw" if f" {name}:" in given]
+    for name in names:
+        given = given.replace(f" {name}:", f" own_{name}:")
+    # No template reads the column of a workgroup.
+    moved = "".join(f"let {name} = own_{name} + dispatched.xyz;\n" for name in names)
+    uniform = "@group(1) @binding(0) var<uniform> dispatched: vec4<u32>;\n"
+    return f"{uniform}{head}{main}{given}{brace}{moved}{body}"
 
 
 def stored_small(array: str, base: int, dtype: DType, word: str) -> list[str]:

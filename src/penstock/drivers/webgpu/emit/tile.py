@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.compiler.program import Access, Kernel, Program
+from penstock.drivers.webgpu.calls import GROUP
 from penstock.drivers.webgpu.emit.address import Flat, Walk
 from penstock.drivers.webgpu.emit.form import BYTES, LANES, Form
 from penstock.drivers.webgpu.emit.scalars import Scalars, cast
 from penstock.drivers.webgpu.emit.shader import (
-    GROUP,
     Memory,
     Printed,
     Slot,
