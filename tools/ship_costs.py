@@ -1,8 +1,9 @@
-"""Writes the shipped tables of what operations cost: `python tools/ship_costs.py [THREADS ...]`.
+"""Writes the shipped tables of what operations cost: `python tools/ship_costs.py [DEVICE ...]
+[THREADS ...]`.
 
 Measures Penstock's own devices on this machine, which should do nothing else, for 1 and 2 threads,
 and writes the tables of its sort of processor. Each device, class and number of threads has a
-process of its own.
+process of its own, in which the device computes too.
 """
 
 from __future__ import annotations
@@ -29,15 +30,22 @@ MEASURED: Final = (
     ("openvino-cpu", "stepwise", "any"),
     ("openvino-cpu", "relaxed", "relaxed"),
     ("reference", "stepwise", "any"),
+    ("webgpu-software", "stepwise", "any"),
 )
 """Device, the class in which it is measured, and the class for which the table holds."""
 
-SECONDS: Final = 300.0
-"""More processor time than all samples take."""
+SECONDS: Final = 3600.0
+"""More processor time than all samples take. Most of it compiles shaders."""
+
+RASTERISER: Final = "LP_NUM_THREADS"
+"""The variable that tells lavapipe its number of threads."""
 
 
-def main(*threads: str) -> None:
+def main(*words: str) -> None:
     from penstock.runtime.calibration.tables import sort_of_processor
+
+    threads = [word for word in words if word.isdigit()]
+    devices = {word for word in words if not word.isdigit()}
 
     every: dict[str, dict[str, dict[str, Any]]] = {}
     if TABLES.is_file():
@@ -45,6 +53,8 @@ def main(*threads: str) -> None:
     tables = every.setdefault(sort_of_processor(), {})
     for count in threads or ("1", "2"):
         for device, accuracy, label in MEASURED:
+            if devices and device not in devices:
+                continue
             print(device, accuracy, count, flush=True)
             table = measured(device, accuracy, count)
             # A device may refuse the sample of a step in a class.
@@ -57,7 +67,7 @@ def measured(device: str, accuracy: str, threads: str) -> Mapping[str, Any]:
     """The table that a process of its own measures."""
     done = subprocess.run(
         [sys.executable, __file__, "--one", device, accuracy, threads],
-        env={**os.environ, **dict.fromkeys(VARIABLES, threads)},
+        env={**os.environ, **dict.fromkeys((*VARIABLES, RASTERISER), threads)},
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -74,7 +84,7 @@ def measure(device: str, accuracy: Any, threads: int) -> None:
 
     if sys.platform == "linux":
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
-    (found,) = manager.choose([device])
+    (found,) = manager.choose([device], isolate=False)
     timings = time_samples(found, samples(), accuracy, threads, seconds=SECONDS)
     print(json.dumps(as_plain(fit(timings, None, ""))))
 

@@ -20,8 +20,14 @@ def calibrate(
     threads: options.Threads = None,
     accuracy: options.Accuracy = None,
     seconds: Annotated[
-        float, option("--seconds S", "Processor time for each device.", least=0.1)
-    ] = 3.0,
+        float | None,
+        option(
+            "--seconds S",
+            "Time for each device: by default 3, and 30 for one that computes "
+            "in another process or beside the processor.",
+            least=0.1,
+        ),
+    ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
     """Measure what operations cost on each device, so that plans know this machine.
@@ -60,7 +66,7 @@ def calibrate(
             )  # fmt: skip
             progress.advance(bar)
     output.table(
-        ("device", "models timed", "processor time", "a step", "kept"),
+        ("device", "models timed", "time", "a step", "kept"),
         [
             (
                 each.device,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from pathlib import Path
 from typing import Final
 
@@ -13,17 +14,20 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 import penstock
+from penstock import hal
 from penstock.cache import Cache
 from penstock.cache.naming import CALIBRATIONS
 from penstock.cli.application import app
 from penstock.export import tflite
 from penstock.ir import DType, Model, ModelBuilder
 from penstock.partitioning.costs import LOOP, TYPICAL, EngineCosts, Features, cell_of, features_of
+from penstock.partitioning.placement import place
 from penstock.runtime.calibration import calibrating, fitting, samples, tables, timing
 from penstock.runtime.calibration.fitting import Timing, fit
 from penstock.runtime.calibration.samples import EDGE, NETWORK, STEP, TINY, Sample
 from penstock.runtime.discovery import manager
-from tests.support_devices import NumpyDevice
+from tests.support_devices import NumpyDevice, NumpyPrepared
+from tests.support_webgpu import needs_webgpu
 
 EVERY: Final = {sample.name: sample for sample in samples.samples()}
 
@@ -260,6 +264,52 @@ def test_samples_end_with_the_processor_time_and_refused_ones_are_left_out() -> 
     assert len(found[0].parts) == samples.CHAIN
 
 
+class Sleeping(NumpyDevice):
+    """A device whose runs take 5 ms in which this process does not work."""
+
+    def __init__(self, kind: hal.DeviceType) -> None:
+        super().__init__("sleeper", frozenset({"ADD", "RELU"}))
+        self.type = kind
+
+    def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NumpyPrepared:
+        prepared = super().prepare_model(model, config)
+        execute = prepared.execute
+
+        def slowly(request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
+            time.sleep(0.005)
+            return execute(request, config)
+
+        prepared.execute = slowly  # type: ignore[method-assign]
+        return prepared
+
+
+def test_work_beside_the_processor_is_timed_by_the_clock_on_the_wall() -> None:
+    for kind, waits in ((hal.DeviceType.GPU, True), (hal.DeviceType.CPU, False)):
+        device = Sleeping(kind)
+        assert timing.works_here(device) is not waits
+        found = timing.time_samples(device, small()[3:], "relaxed", 1, seconds=60.0)
+        assert [each.ns >= 5e6 for each in found] == [waits, waits]
+
+
+def test_work_in_a_host_process_is_timed_by_the_clock_on_the_wall() -> None:
+    device = NumpyDevice("reference")
+    assert timing.works_here(device)
+    device.isolated = True  # type: ignore[attr-defined]
+    assert not timing.works_here(device)
+
+
+def test_seconds_of_a_device_beside_the_processor_are_of_the_wall_without_pauses() -> None:
+    device, paused = Sleeping(hal.DeviceType.GPU), list[None]()
+
+    def pause() -> None:
+        paused.append(None)
+        time.sleep(0.5)
+
+    found = timing.time_samples(device, small()[3:] * 50, "relaxed", 1, seconds=0.4, pause=pause)
+    assert 1 < len(found) < 20
+    assert len(paused) == len(found)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few samples of few runs."""
@@ -314,6 +364,39 @@ def test_shipped_costs_are_those_of_a_processor_of_the_same_sort(
     (own,) = manager.choose(["llvm"])
     expected = tables.shipped_tables()[sort][f"llvm {tables.ANY_CLASS}"]["1"].costs
     assert tables.shipped_costs(own, "stepwise", 1) == expected
+
+
+def software_of_webgpu() -> hal.Device:
+    device = manager.by_name("webgpu-software", isolate=False)
+    assert device is not None
+    return device
+
+
+@needs_webgpu
+def test_a_device_with_tables_of_one_sort_of_processor_has_these_on_every_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = software_of_webgpu()
+    found = []
+    for sort in (tables.DOT_PRODUCTS, tables.NO_DOT_PRODUCTS):
+        monkeypatch.setattr(tables, "sort_of_processor", lambda sort=sort: sort)
+        found.append(tables.shipped_costs(own, "stepwise", 2))
+    assert found[0] is not None
+    assert found[0] == found[1]
+
+
+@needs_webgpu
+def test_named_software_of_webgpu_gets_what_it_is_measured_to_be_better_at() -> None:
+    """It declares the same for all operations. Measured costs decide, also the first ones."""
+    software = software_of_webgpu()
+    (compiler,) = manager.choose(["llvm"])
+    model = EVERY["CONV_2D 1x1 int8 28x28x32x96x1x1"].make()
+    shipped = tables.costs_for([software, compiler], "faithful", 1, None)
+    assert set(shipped) == {"webgpu-software", "llvm"}
+    for pace, device in ((1.0, "llvm"), (1e-3, "webgpu-software")):
+        costs = {**shipped, "webgpu-software": shipped["webgpu-software"].at_pace(pace)}
+        plan = place(model, [software, compiler], costs=costs)
+        assert {operation.device for operation in plan.operations} == {device}
 
 
 def test_shipped_costs_follow_the_pace_of_the_devices_measured_here(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from penstock.runtime.calibration.tables import kept_costs
 from penstock.runtime.discovery import manager
 
 SHARE: Final = 0.1
-"""Share of one core that is used."""
+"""Share of the time in which it works."""
 
 LOWEST: Final = 19
 """The niceness of the process."""
@@ -74,13 +74,16 @@ class Ended(Exception):
 
 
 class Pauses:
-    """Sleeps so long that work takes `SHARE` of the time; raises `Ended` without *alive*."""
+    """Sleeps so long that work takes `SHARE` of the time; raises `Ended` without *alive*.
+
+    The *clock* is of the wall, since a device may compute in another process.
+    """
 
     def __init__(
         self,
         alive: Callable[[], bool],
         sleep: Callable[[float], None],
-        clock: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._alive, self._sleep, self._clock = alive, sleep, clock
         self._last = clock()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
@@ -21,15 +20,20 @@ from penstock.runtime.calibration.samples import (
     samples,
 )
 from penstock.runtime.calibration.tables import MEASURED_SOURCE, MODES, keep, shipped_costs
-from penstock.runtime.calibration.timing import time_samples
+from penstock.runtime.calibration.timing import clock_of, time_samples, works_here
 
 SECONDS: Final = 3.0
 """Processor time that one device is measured for, unless told otherwise."""
 
+APART_SECONDS: Final = 30.0
+"""The same in time of the wall, for a device that computes in another process or beside the
+processor: there a sample takes longer, first of all to compile its shaders.
+"""
+
 
 class Calibrated(Struct, frozen=True):
-    """The measurement of one *device*: how many *samples*, in *seconds* of processor time, the
-    *costs* found, None if it ran no sample, and why they are not kept, or an empty text.
+    """The measurement of one *device*: how many *samples*, in *seconds* of `timing.clock_of` it,
+    the *costs* found, None if it ran no sample, and why they are not kept, or an empty text.
     """
 
     device: str
@@ -45,18 +49,23 @@ def calibrate(
     *,
     accuracy: AccuracyClass = "faithful",
     num_threads: int = 1,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     cells: Collection[str] = (),
     pause: Callable[[], None] = lambda: None,
 ) -> Calibrated:
-    """Measures small models on *device* for *seconds* of processor time of this process.
+    """Measures small models on *device* for *seconds*: of processor time of this process, or of
+    the wall if the device does not compute in this process. None means `SECONDS` or
+    `APART_SECONDS`.
 
     The costs are kept in the cache *directory*, if one is given, and used by every later compile
     with this version of the device, this processor, class and number of threads. *cells* are
     measured first. *pause* is called between two samples.
     """
     mode = MODES[accuracy]
-    began = time.process_time()
+    clock = clock_of(device)
+    if seconds is None:
+        seconds = SECONDS if works_here(device) else APART_SECONDS
+    began = clock()
     order = in_order(samples(), set(cells))
     timings = time_samples(device, order, mode, num_threads, seconds=seconds, pause=pause)
     costs, not_kept = None, ""
@@ -65,8 +74,7 @@ def calibrate(
         costs = fit(timings, shipped, MEASURED_SOURCE)
         if directory is not None:
             not_kept = keep(directory, device, mode, num_threads, len(timings), costs)
-    spent = time.process_time() - began
-    return Calibrated(device.name, len(timings), spent, costs, not_kept)
+    return Calibrated(device.name, len(timings), clock() - began, costs, not_kept)
 
 
 STEPS_AT: Final = (0, 12, 36)

@@ -110,16 +110,17 @@ def kept_costs(
 
 def shipped_costs(device: Device, accuracy: AccuracyClass, num_threads: int) -> EngineCosts | None:
     """The shipped costs of *device* in the mode *accuracy*, of a processor of the same sort as this
-    one; None if it is not Penstock's own.
+    one, or of the other sort if there are none. None if the device is not Penstock's own, or has no
+    table.
     """
     if not origin_of(device).startswith(f"{DISTRIBUTION}:"):
         return None
-    tables = shipped_tables()[sort_of_processor()]
-    for mode in (accuracy, ANY_CLASS):
-        by_threads = tables.get(f"{device.name} {mode}")
-        if by_threads:
-            nearest = min(by_threads, key=lambda text: (abs(int(text) - num_threads), text))
-            return by_threads[nearest].costs
+    every, sort = shipped_tables(), sort_of_processor()
+    for tables in (every[sort], *(other for name, other in every.items() if name != sort)):
+        for mode in (accuracy, ANY_CLASS):
+            if by_threads := tables.get(f"{device.name} {mode}"):
+                nearest = min(by_threads, key=lambda text: (abs(int(text) - num_threads), text))
+                return by_threads[nearest].costs
     return None
 
 

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Final
 
 from penstock import errors
-from penstock.hal import AccuracyClass, Device
+from penstock.hal import AccuracyClass, Device, DeviceType
+from penstock.hal.device import is_isolated
 from penstock.ir import Model, NDArray
 from penstock.ir.validate import subgraph_references
 from penstock.partitioning.costs import ENTERING, LOOP, NOTHING, Features, cell_of, features_of
@@ -31,6 +32,21 @@ BATCH_NS: Final = 400_000
 LEAST_RUNS: Final = 2
 MOST_RUNS: Final = 50
 
+APART: Final = frozenset({DeviceType.GPU, DeviceType.ACCELERATOR})
+"""Types of devices that compute while the processor waits."""
+
+
+def works_here(device: Device) -> bool:
+    """Whether *device* computes in this process, on the processor: then this process's processor
+    time is what work on it takes. Otherwise only a clock on the wall knows.
+    """
+    return device.type not in APART and not is_isolated(device)
+
+
+def clock_of(device: Device) -> Callable[[], float]:
+    """The clock of the work on *device*, in seconds."""
+    return time.process_time if works_here(device) else time.perf_counter
+
 
 def time_samples(
     device: Device,
@@ -41,21 +57,24 @@ def time_samples(
     seconds: float,
     pause: Callable[[], None] = lambda: None,
 ) -> list[Timing]:
-    """The times of as many of *samples*, in order, as *seconds* of processor time allow.
+    """The times of as many of *samples*, in order, as *seconds* of `clock_of` the device allow.
 
     A sample that the device refuses in the class *accuracy*, or fails at, is left out. *pause* is
-    called after each one.
+    called after each one; its time does not count.
     """
     found: list[Timing] = []
-    until = time.process_time() + seconds
+    clock, left = clock_of(device), seconds
     for sample in samples:
-        if time.process_time() >= until:
+        if left <= 0:
             break
+        began = clock()
         model = sample.make()
         try:
             ns = _time(model, device, accuracy, num_threads)
         except errors.PenstockError:
             continue
+        finally:
+            left -= clock() - began
         edge = sum(map(nbytes_of, (*model.inputs, *model.outputs)))
         found.append(Timing(sample.cell, _parts(model), edge, ns))
         pause()
@@ -76,7 +95,7 @@ def _time(model: Model, device: Device, accuracy: AccuracyClass, num_threads: in
         compiled.run(inputs)
         once = max(1, time.perf_counter_ns() - began)
         runs = max(LEAST_RUNS, min(MOST_RUNS, BATCH_NS // once))
-        measure = _worked if num_threads == 1 else _median
+        measure = _worked if num_threads == 1 and works_here(device) else _median
         return statistics.median(
             measure(partial(compiled.run, inputs), runs) for _ in range(BATCHES)
         )
@@ -91,7 +110,9 @@ def _worked(run: Callable[[], object], runs: int) -> float:
 
 
 def _median(run: Callable[[], object], runs: int) -> float:
-    """Nanoseconds of one of *runs*. Threads share the work: their processor time says less."""
+    """Nanoseconds of one of *runs*. The processor time of threads that share the work says less,
+    and that of another process or of a graphics processor is not to be had.
+    """
     taken = []
     for _ in range(runs):
         began = time.perf_counter_ns()
