@@ -4,27 +4,70 @@ A program of N images is separable if every tensor that depends on an input has 
 0, of equal size, and every kernel has a loop whose N parts each read and write one part of these
 tensors, the same of all. Such a program is that of one image, N times. A driver then compiles one
 image, and the number of images is a value of the run.
+
+A layer that multiplies few rows of an image with its weights reads all of them for these rows.
+Where most products are of such layers, a part has some images together, and reads the weights once.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.compiler.program import Access, Kernel, Program, Tensor
+from penstock.ir import DType
+
+FEW_ROWS: Final = 4
+"""With fewer rows the reading of weights takes longer than the products."""
+
+MOST_TOGETHER: Final = 16
+"""Images of a part at most: more rows gain nothing, and fewer batches have the part in common."""
+
+
+SHORT_SUMS: Final = frozenset({DType.FLOAT32, DType.INT32})
 
 
 class Batch(Struct, frozen=True, eq=False):
-    """The program of one image, and the number of images."""
+    """The program of one part of a batch, of one image or more, and the number of parts."""
 
     program: Program
-    images: int
+    parts: int
 
 
-def separated(program: Program) -> Batch | None:
-    """The program of one image of *program*; None if it has one, or if they are not independent.
+def divided(program: Program) -> Batch | None:
+    """*program* in parts of one image, or of several where the weights are then read once for all
+    of them; None if it is one part, or if images are not independent.
+    """
+    batch = separated(program)
+    if batch is None or not _is_thin(batch.program):
+        return batch
+    sizes = range(FEW_ROWS, MOST_TOGETHER + 1)
+    return separated(program, max((n for n in sizes if batch.parts % n == 0), default=batch.parts))
+
+
+def _is_thin(program: Program) -> bool:
+    """Whether most products are of constants that are used for few rows, in sums of 32 bits: wider
+    ones have no instructions for several rows.
+    """
+    thin = whole = 0
+    for kernel in program.kernels:
+        weights = [a for a in kernel.reads if program.root(a.tensor) in program.constants]
+        if kernel.combine != "sum" or not weights:
+            continue
+        used = {loop for access in weights for loop in access.loops()}
+        rows = math.prod(size for loop, size in enumerate(kernel.loops) if loop not in used)
+        work = math.prod(kernel.sizes)
+        whole += work
+        thin += work if rows < FEW_ROWS and kernel.sums in SHORT_SUMS else 0
+    return 2 * thin > whole
+
+
+def separated(program: Program, together: int = 1) -> Batch | None:
+    """The program of one image of *program*, or of so many *together*, which divide them; None if
+    there is one part, or if images are not independent.
 
     There are as many images as axis 0 of every input and output has in common.
     """
@@ -33,7 +76,7 @@ def separated(program: Program) -> Batch | None:
     common = _common(program)
     if not shapes or not all(shapes) or any(program.root(t) in common for t in ports):
         return None
-    images = math.gcd(*(shape[0] for shape in shapes))
+    images = math.gcd(*(shape[0] for shape in shapes)) // together
     if images < 2:
         return None
     kernels = []

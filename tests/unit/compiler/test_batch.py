@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from penstock.compiler import interpreter
-from penstock.compiler.batch import separated
+from penstock.compiler.batch import divided, separated
 from penstock.compiler.legalise import legalise
-from penstock.ir import DType, ModelBuilder
+from penstock.compiler.program import Program
+from penstock.ir import DType, ModelBuilder, NDArray
 
 F32: Final = DType.FLOAT32
 IMAGES: Final = 3
@@ -115,7 +116,7 @@ def test_independent_images_are_separated(write: Callable[[Writer], int]) -> Non
     program = legalise(writer.builder.build([write(writer)]))
     batch = separated(program)
     assert batch is not None
-    assert batch.images == IMAGES
+    assert batch.parts == IMAGES
     x = np.random.default_rng(9).standard_normal(SIZE).astype(np.float32)
     (whole,) = interpreter.run(program, [x])
     parts = [interpreter.run(batch.program, [x[i : i + 1]])[0] for i in range(IMAGES)]
@@ -128,6 +129,45 @@ def test_images_that_depend_on_each_other_are_not(write: Callable[[Writer], int]
     writer = Writer()
     program = legalise(writer.builder.build([write(writer)]))
     assert separated(program) is None
+
+
+def layers(images: int) -> tuple[Program, NDArray]:
+    """Two fully connected layers of one row an image, and an input."""
+    builder, random = ModelBuilder(), np.random.default_rng(9)
+    value = builder.input(F32, (images, 12), "x")
+    for inputs, units in ((12, 20), (20, 3)):
+        weights = random.standard_normal((units, inputs)).astype(np.float32)
+        given = [value, builder.constant(weights), builder.constant(weights[:, 0].copy())]
+        (value,) = builder.operation("FULLY_CONNECTED", given, [(F32, (images, units))])
+    return legalise(builder.build([value])), random.random((images, 12), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("images", "together"), [(32, 16), (24, 12), (40, 10), (35, 7), (64, 16), (100, 10)]
+)
+def test_images_of_one_row_are_computed_several_together(images: int, together: int) -> None:
+    program, x = layers(images)
+    batch = divided(program)
+    assert batch is not None
+    assert batch.parts * together == images
+    (whole,) = interpreter.run(program, [x])
+    parts = [
+        interpreter.run(batch.program, [x[i : i + together]])[0] for i in range(0, images, together)
+    ]
+    assert np.allclose(np.concatenate(parts), whole, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("images", [2, 7, 16, 19, 37])
+def test_images_of_one_row_that_make_no_equal_parts_are_one_part(images: int) -> None:
+    assert divided(layers(images)[0]) is None
+
+
+@pytest.mark.parametrize("write", [convolution, residual], ids=lambda f: f.__name__)
+def test_images_of_many_rows_are_parts_of_their_own(write: Callable[[Writer], int]) -> None:
+    writer = Writer()
+    batch = divided(legalise(writer.builder.build([write(writer)])))
+    assert batch is not None
+    assert batch.parts == IMAGES
 
 
 def test_one_image_is_no_batch() -> None:
@@ -152,7 +192,7 @@ def test_the_program_of_one_image_does_not_depend_on_their_number() -> None:
         (made,) = builder.operation("ABS", [x], [(F32, (images, 6))])
         batch = separated(legalise(builder.build([made])))
         assert batch is not None
-        assert batch.images == images
+        assert batch.parts == images
         programs.append(batch.program)
     first, second = programs
     assert (first.kernels, first.tensors) == (second.kernels, second.tensors)

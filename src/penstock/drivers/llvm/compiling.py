@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from penstock.compiler import memory, pipeline
-from penstock.compiler.batch import separated
+from penstock.compiler.batch import divided
 from penstock.compiler.entry import legal
 from penstock.compiler.outputs import with_own_outputs
 from penstock.compiler.program import Program
@@ -100,17 +100,19 @@ def compile_model(model: Model, isa: Isa, engine: str, config: PrepareConfig) ->
 
 
 def lowered(model: Model, isa: Isa, config: PrepareConfig, last: str = LAST) -> Program:
-    """The program of *model*, or of one of its images, after the pass *last*. Raises as `legal`."""
+    """The program of *model*, or of a part of its batch, after the pass *last*. Raises as
+    `legal`.
+    """
     return lowered_batch(model, isa, config, last)[0]
 
 
 def lowered_batch(
     model: Model, isa: Isa, config: PrepareConfig, last: str = LAST
 ) -> tuple[Program, int]:
-    """As `lowered`, and the number of images."""
+    """As `lowered`, and the number of parts of the batch."""
     program, images = legal(model, config), 1
-    if (batch := separated(program)) is not None:
-        program, images = batch.program, batch.images
+    if (batch := divided(program)) is not None:
+        program, images = batch.program, batch.parts
     try:
         return pipeline.upto(program, last, isa.target), images
     except Refused as refusal:

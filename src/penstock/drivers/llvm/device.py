@@ -189,8 +189,8 @@ def elsewhere(manifest: artefact.Manifest) -> str:
 
 
 def form_of(manifest: artefact.Manifest) -> str:
-    """How a batch is computed; empty for one image, or for images that are not independent."""
-    return f"one image, {manifest.images} times" if manifest.images > 1 else ""
+    """How a batch is computed; empty for one part, or for images that are not independent."""
+    return f"one part of the batch, {manifest.images} times" if manifest.images > 1 else ""
 
 
 def check_instructions(manifest: artefact.Manifest, isa: Isa) -> None:

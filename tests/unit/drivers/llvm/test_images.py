@@ -1,4 +1,4 @@
-"""Independent images of a batch run one after another, in the code of one."""
+"""Independent images of a batch run one after another, in the code of one part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock import hal
 from penstock.drivers.llvm import LlvmDevice, backend
 from penstock.drivers.llvm.prepared import LlvmPreparedModel
 from penstock.hal import ExecutionConfig, PrepareConfig
-from penstock.ir import DType, Model, NDArray, infer_shapes
+from penstock.ir import DType, Model, ModelBuilder, NDArray, infer_shapes
 from tests.support_llvm import needs_llvm
 from tests.support_threads_llvm import CLASSES, SIZE, network
 
@@ -43,7 +43,7 @@ def test_each_image_of_a_batch_is_computed_as_if_alone(threads: int) -> None:
     alone, together = prepared(1, 1), prepared(5, threads)
     assert together.executable is not None
     assert together.executable.code.manifest.images == 5
-    assert together.cache_report.artefact == "one image, 5 times"
+    assert together.cache_report.artefact == "one part of the batch, 5 times"
     expected = np.concatenate([answer(alone, array[i : i + 1]) for i in range(5)])
     for _ in range(5):
         assert answer(together, array).tobytes() == expected.tobytes()
@@ -79,3 +79,24 @@ def test_a_batch_of_another_size_takes_the_same_object_code(
         assert answer(model, np.zeros((images, *SIZE[1:]), np.float32)).dtype == DType.FLOAT32.numpy
         model.close()
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(("images", "parts"), [(32, 2), (12, 1), (19, 1)])
+def test_fully_connected_layers_take_rows_together(images: int, parts: int) -> None:
+    random = np.random.default_rng(3)
+    weights = random.standard_normal((24, 40)).astype(np.float32)
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (images, 40), "x")
+    given = [x, builder.constant(weights)]
+    model = builder.build(
+        builder.operation("FULLY_CONNECTED", given, [(DType.FLOAT32, (images, 24))])
+    )
+    made = LlvmDevice().prepare_model(model, PrepareConfig(num_threads=1))
+    assert isinstance(made, LlvmPreparedModel)
+    assert made.executable is not None
+    assert made.executable.code.manifest.images == parts
+    array, result = random.random((images, 40), np.float32), np.zeros((images, 24), np.float32)
+    request = hal.Request((hal.HostMemory(array),), (hal.HostMemory(result),))
+    made.execute(request, ExecutionConfig())
+    np.testing.assert_allclose(result, array @ weights.T, rtol=1e-5, atol=1e-5)
+    made.close()
