@@ -248,21 +248,19 @@ def test_closed_models_leave_no_code_descriptors_or_threads(tmp_path: Path) -> N
         for cache in (None, tmp_path):
             with compiled(cache) as model:
                 model.run([X])
-                assert executable_mappings() == before[0] + 1
+                mapped = executable_mappings()
+            assert executable_mappings() < mapped
 
-    # Models of other tests may still be in garbage.
-    gc.collect()
-    before = (executable_mappings(), 0, 0)
     turn()
     gc.collect()
-    before = executable_mappings(), descriptors(), 0
+    before = executable_mappings(), descriptors()
     threads = set(threading.enumerate())
     for _ in range(10):
         turn()
     gc.collect()
-    assert executable_mappings() == before[0]
-    assert descriptors() == before[1]
-    # Threads that other tests left may end meanwhile.
+    # Models and threads that other tests left may end meanwhile.
+    assert executable_mappings() <= before[0]
+    assert descriptors() <= before[1]
     assert set(threading.enumerate()) <= threads
 
 
