@@ -26,8 +26,8 @@ FEW_ROWS: Final = 4
 MOST_TOGETHER: Final = 16
 """Images of a part at most: more rows gain nothing, and fewer batches have the part in common."""
 
-
 SHORT_SUMS: Final = frozenset({DType.FLOAT32, DType.INT32})
+"""Types of sums for which processors have instructions that serve several rows."""
 
 
 class Batch(Struct, frozen=True, eq=False):
@@ -49,9 +49,7 @@ def divided(program: Program) -> Batch | None:
 
 
 def _is_thin(program: Program) -> bool:
-    """Whether most products are of constants that are used for few rows, in sums of 32 bits: wider
-    ones have no instructions for several rows.
-    """
+    """Whether most products are of constants that are used for few rows, in `SHORT_SUMS`."""
     thin = whole = 0
     for kernel in program.kernels:
         weights = [a for a in kernel.reads if program.root(a.tensor) in program.constants]

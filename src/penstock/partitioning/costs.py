@@ -33,9 +33,6 @@ LOOP: Final = "WHILE other"
 LANES: Final = 8
 """Output channels up to which a convolution fills at most one vector of most processors."""
 
-SPREAD: Final = " spread"
-"""The end of kinds with an operand that is repeated along inner axes."""
-
 FEW_CHANNELS: Final = 4
 """Input channels of a picture, for which kernels of convolutions are less efficient."""
 
@@ -204,14 +201,15 @@ def kind_of(subgraph: Subgraph, operation: Operation) -> str:
     if kind == "TRANSPOSE":
         is_matrix = key == kind and is_swap(subgraph, operation)
         return kind if is_matrix else f"{kind} apart"
-    return kind + SPREAD if kind in SPREADING and _is_spread(subgraph, operation) else kind
+    return f"{kind} spread" if _spreads(subgraph, operation) else kind
 
 
 def _multiplies(subgraph: Subgraph, operation: Operation) -> bool:
     """Whether a depthwise convolution has several outputs for each channel."""
     given, made = subgraph.operands[operation.inputs[0]], subgraph.operands[operation.outputs[0]]
-    shapes = given.shape, made.shape
-    return None not in shapes and len({(shape or ())[-1:] for shape in shapes}) > 1
+    if given.shape is None or made.shape is None:
+        return False
+    return given.shape[-1:] != made.shape[-1:]
 
 
 def _rows_of(subgraph: Subgraph, operation: Operation) -> float:
@@ -222,8 +220,12 @@ def _rows_of(subgraph: Subgraph, operation: Operation) -> float:
     return work.elements_of(values.shape) / max(1, depth)
 
 
-def _is_spread(subgraph: Subgraph, operation: Operation) -> bool:
-    """Whether elements of an input are repeated along other axes than the first ones."""
+def _spreads(subgraph: Subgraph, operation: Operation) -> bool:
+    """Whether *operation*, of a kind for which that matters, repeats elements of an input along
+    other axes than the first ones.
+    """
+    if STANDS_FOR.get(operation.key) not in SPREADING:
+        return False
     shapes = [static_shape(subgraph.operands[i].shape) for i in operation.inputs]
     result = static_shape(subgraph.operands[operation.outputs[0]].shape)
     if result is None or None in shapes:
@@ -246,7 +248,7 @@ def features_of(subgraph: Subgraph, operation: Operation) -> Features:
     # The weight of a kind that is measured lies in its cell.
     is_known = key in STANDS_FOR or key in RECURRENT
     amount = found.macs / (work.weight_of(key) if is_known else 1.0)
-    if key in COPYING or kind_of(subgraph, operation).endswith(SPREAD):
+    if key in COPYING or _spreads(subgraph, operation):
         pieces = pieces_of(subgraph, operation)
         amount = amount if pieces is None else pieces
     constants = sum(

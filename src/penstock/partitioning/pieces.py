@@ -23,7 +23,6 @@ COPYING: Final = frozenset({
 })  # fmt: skip
 """Operations that write elements of their inputs elsewhere."""
 
-
 REPEATING: Final = frozenset({"TILE", "BROADCAST_TO", "STABLEHLO_BROADCAST_IN_DIM", "ONE_HOT"})
 """Those of them that write an element several times."""
 

@@ -23,7 +23,7 @@ a desktop takes one for hung.
 
 STEADY: Final = 1.5
 """Factor by which work may differ from what the submits were planned for before they are planned
-anew. The speed of a device varies by as much.
+anew. Other work on a device makes its runs longer by as much.
 """
 
 
@@ -40,10 +40,6 @@ class Piece(Struct, frozen=True):
     rows: int
     is_first: bool = True
     is_last: bool = True
-
-    @property
-    def is_whole(self) -> bool:
-        return self.is_first and self.is_last
 
     def share_of(self, call: Call) -> float:
         """Its share of the kernel's workgroups."""
