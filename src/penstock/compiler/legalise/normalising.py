@@ -101,6 +101,10 @@ def _inverse_power(x: Value, beta: float) -> Value:
         return x.scope.constant(1.0, F32) / x
     if beta == 0.5:
         return x.apply("rsqrt")
+    if beta == 0.75:
+        # A power takes several times as long as roots.
+        root = x.apply("rsqrt")
+        return root * root.apply("sqrt")
     return x.apply("power", -beta)
 
 
