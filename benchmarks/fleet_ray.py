@@ -1,21 +1,23 @@
 """What Ray adds, and what a second actor gains: python -m benchmarks.fleet_ray [--results F].
 
 Actors of one thread each run a network of the test corpus in batches of 200 ms and more, one actor
-and two in turn. Then the overhead of a row in batches of 64 on a network of one small operation,
-in the actor alone and through Ray Data, beside `CompiledModel.run` on the same batches. Then the
-memory of actors with one network of many weights, and what Ray's own processes take while nothing
-is asked of them. On a busy machine two actors get two shares
-of it, and times are longer than a row's own: processor time, which is given too, is not.
+and two in turn, and so do one process and two without Ray. Then the overhead of a row in batches of
+64 on a network of one small operation, in the actor alone and through Ray Data, beside
+`CompiledModel.run` on the same batches. Then the memory of actors with one network of many weights,
+and what Ray's own processes take while nothing is asked of them. On a busy machine two actors get
+two shares of it, and times are longer than a row's own: processor time, which is given too, is not.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -172,6 +174,41 @@ def long_batches(
         compute=ray.data.ActorPoolStrategy(size=actors),
         num_cpus=1,
     ).take_all()
+    return pace_of(rows)
+
+
+def bare_batches(
+    network: str, processes: int, batches: int, isolate: bool | None
+) -> tuple[float, float, float]:
+    """What `long_batches` gives, of as many processes that run the same without Ray."""
+    context = multiprocessing.get_context("spawn")
+    ready, answers = context.Barrier(processes), context.SimpleQueue()
+    share = batches // processes
+    started = [
+        context.Process(target=bare, args=(network, share, isolate, ready, answers))
+        for _ in range(processes)
+    ]
+    for process in started:
+        process.start()
+    rows = [row for _ in started for row in answers.get()]
+    for process in started:
+        process.join()
+    return pace_of(rows)
+
+
+def bare(network: str, batches: int, isolate: bool | None, ready: Any, answers: Any) -> None:
+    """Puts the rows of *batches* into the queue *answers*, once all processes are *ready*."""
+    work = Work(network, isolate)
+    work({})
+    ready.wait()
+    rows = [work({}) for _ in range(batches)]
+    answers.put([{name: value[0].item() for name, value in row.items()} for row in rows])
+
+
+def pace_of(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
+    """Batches a second of all processes of *rows*, after each has answered one; the median seconds
+    and the median processor seconds of a batch in its process.
+    """
     first: dict[int, float] = {}
     for row in rows:
         first[row["process"]] = min(first.get(row["process"], row["ended"]), row["ended"])
@@ -270,24 +307,40 @@ def main() -> int:
         ]
         rounds = []
         for _ in range(given.rounds):
-            one, two, alone, beside = (
-                long_batches(network, actors, given.batches, isolate)
-                for isolate, actors in ((None, 1), (None, 2), (False, 1), (False, 2))
+            one, two, alone, beside, bare_one, bare_two = (
+                batches_of(network, actors, given.batches, isolate)
+                for batches_of, isolate, actors in (
+                    (long_batches, None, 1),
+                    (long_batches, None, 2),
+                    (long_batches, False, 1),
+                    (long_batches, False, 2),
+                    (bare_batches, False, 1),
+                    (bare_batches, False, 2),
+                )
             )
             rounds.append(
-                (two[0] / one[0], one[1], beside[0] / alone[0], alone[2], beside[2] / alone[2])
+                (
+                    two[0] / one[0],
+                    beside[0] / alone[0],
+                    bare_two[0] / bare_one[0],
+                    one[1],
+                    alone[2],
+                    beside[2] / alone[2],
+                )
             )
             print(f"two actors over one: {rounds[-1][0]:.2f}; a batch {one[1] * 1e3:.0f} ms")
-        gain, seconds, gain_alone, spent, dearer = (
-            statistics.median(values) for values in zip(*rounds, strict=True)
+        columns = [*zip(*rounds, strict=True)]
+        gain, gain_alone, gain_bare, seconds, spent, dearer = map(statistics.median, columns)
+        every, every_alone, every_bare = (
+            ", ".join(f"{ratio:.2f}" for ratio in column) for column in columns[:3]
         )
-        every, every_alone = (", ".join(f"{each[i]:.2f}" for each in rounds) for i in (0, 2))
         long = f"batches of {seconds * 1e3:.0f} ms"
         lines += [
             f"| two actors over one, {long} | {gain:.2f} ({every}) | 1.8 |",
             f"| the same with `isolate=False` | {gain_alone:.2f} ({every_alone}) | 1.8 |",
-            f"| then: processor time of a batch, one actor | {spent * 1e3:.0f} ms | |",
-            f"| then: the same beside a second actor | {dearer:.2f} x | |",
+            f"| two processes without Ray over one | {gain_bare:.2f} ({every_bare}) | |",
+            f"| processor time of a batch, one actor, `isolate=False` | {spent * 1e3:.0f} ms | |",
+            f"| the same beside a second actor | {dearer:.2f} x | |",
         ]
         call, whole, actor = small_batches(relu(Path(place)), 1000)
         row = f"a row at batches of {SMALL}"
