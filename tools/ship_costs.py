@@ -1,5 +1,5 @@
-"""Writes the shipped tables of what operations cost: `python tools/ship_costs.py [DEVICE ...]
-[THREADS ...]`.
+"""Writes the shipped tables of what operations cost, and the times that they were made from:
+`python tools/ship_costs.py [DEVICE ...] [THREADS ...]`.
 
 Measures Penstock's own devices on this machine, which should do nothing else, for 1 and 2 threads,
 and writes the tables of its sort of processor. Each device, class and number of threads has a
@@ -20,6 +20,7 @@ from penstock.threads import VARIABLES
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 TABLES: Final = ROOT / "src/penstock/runtime/calibration/shipped.json"
+TIMES: Final = ROOT / "src/penstock/runtime/calibration/shipped_times.json"
 
 MEASURED: Final = (
     ("llvm", "stepwise", "any"),
@@ -47,36 +48,39 @@ def main(*words: str) -> None:
     threads = [word for word in words if word.isdigit()]
     devices = {word for word in words if not word.isdigit()}
 
-    every: dict[str, dict[str, dict[str, Any]]] = {}
-    if TABLES.is_file():
-        every = json.loads(TABLES.read_text(encoding="utf-8"))
-    tables = every.setdefault(sort_of_processor(), {})
+    files = TABLES, TIMES
+    every = [json.loads(f.read_text(encoding="utf-8")) if f.is_file() else {} for f in files]
+    tables, times = (each.setdefault(sort_of_processor(), {}) for each in every)
     for count in threads or ("1", "2"):
         for device, accuracy, label in MEASURED:
             if devices and device not in devices:
                 continue
             print(device, accuracy, count, flush=True)
-            table = measured(device, accuracy, count)
+            table, found = measured(device, accuracy, count)
             # A device may refuse the sample of a step in a class.
             step = table["step_ns"] or tables[f"{device} any"][count]["step_ns"]
             tables.setdefault(f"{device} {label}", {})[count] = {**table, "step_ns": step}
-            TABLES.write_text(text_of(every), encoding="utf-8")
+            times.setdefault(f"{device} {label}", {})[count] = found
+            for file, content in zip(files, every, strict=True):
+                file.write_text(text_of(content), encoding="utf-8")
 
 
-def measured(device: str, accuracy: str, threads: str) -> Mapping[str, Any]:
-    """The table that a process of its own measures."""
+def measured(
+    device: str, accuracy: str, threads: str
+) -> tuple[Mapping[str, Any], Mapping[str, float]]:
+    """The table that a process of its own measures, and the nanoseconds of each sample."""
     done = subprocess.run(
         [sys.executable, __file__, "--one", device, accuracy, threads],
         env={**os.environ, **dict.fromkeys((*VARIABLES, RASTERISER), threads)},
         stdout=subprocess.PIPE,
         check=True,
     )
-    table: Mapping[str, Any] = json.loads(done.stdout)
-    return table
+    table, times = json.loads(done.stdout)
+    return table, times
 
 
 def measure(device: str, accuracy: Any, threads: int) -> None:
-    """Prints the table of one device."""
+    """Prints the table of one device, and the times of its samples."""
     from penstock.runtime.calibration.fitting import as_plain, fit
     from penstock.runtime.calibration.samples import samples
     from penstock.runtime.calibration.timing import time_samples
@@ -86,7 +90,8 @@ def measure(device: str, accuracy: Any, threads: int) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
     (found,) = manager.choose([device], isolate=False)
     timings = time_samples(found, samples(), accuracy, threads, seconds=SECONDS)
-    print(json.dumps(as_plain(fit(timings, None, ""))))
+    times = {timing.name: round(timing.ns) for timing in timings}
+    print(json.dumps([as_plain(fit(timings, None, "")), times]))
 
 
 def text_of(tables: Mapping[str, Any]) -> str:

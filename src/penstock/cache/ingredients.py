@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CACHE_SCHEMA: Final = "1"
 """Incremented if equal ingredients no longer give equal artefacts, or if the layout changes."""
 
-CALIBRATION_SCHEMA: Final = "3"
+CALIBRATION_SCHEMA: Final = "4"
 PLACEMENT_SCHEMA: Final = "3"
 """Incremented if equal ingredients of a measured placement no longer mean equal plans."""
 

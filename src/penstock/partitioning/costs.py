@@ -212,6 +212,15 @@ def _multiplies(subgraph: Subgraph, operation: Operation) -> bool:
     return given.shape[-1:] != made.shape[-1:]
 
 
+def _lanes_over_outputs(subgraph: Subgraph, operation: Operation) -> float:
+    """How many times the products that are wanted of a convolution a processor computes, which
+    always computes those of `LANES` output channels.
+    """
+    shape = static_shape(subgraph.operands[operation.inputs[1]].shape)
+    outputs = shape[0] if shape else 0
+    return -(-outputs // LANES) * LANES / outputs if outputs else 1.0
+
+
 def _rows_of(subgraph: Subgraph, operation: Operation) -> float:
     """How many rows a fully connected layer multiplies with its weights, which it reads once."""
     values, weights = (subgraph.operands[i] for i in operation.inputs[:2])
@@ -251,6 +260,8 @@ def features_of(subgraph: Subgraph, operation: Operation) -> Features:
     if key in COPYING or _spreads(subgraph, operation):
         pieces = pieces_of(subgraph, operation)
         amount = amount if pieces is None else pieces
+    if key in CONVOLUTIONS:
+        amount *= _lanes_over_outputs(subgraph, operation)
     constants = sum(
         work.nbytes_of(o)
         for o in inputs

@@ -19,7 +19,13 @@ from penstock.runtime.calibration.samples import (
     Sample,
     samples,
 )
-from penstock.runtime.calibration.tables import MEASURED_SOURCE, MODES, keep, shipped_costs
+from penstock.runtime.calibration.tables import (
+    MEASURED_SOURCE,
+    MODES,
+    keep,
+    shipped_costs,
+    shipped_times,
+)
 from penstock.runtime.calibration.timing import clock_of, time_samples, works_here
 
 SECONDS: Final = 3.0
@@ -71,7 +77,8 @@ def calibrate(
     costs, not_kept = None, ""
     if timings:
         shipped = shipped_costs(device, mode, num_threads)
-        costs = fit(timings, shipped, MEASURED_SOURCE)
+        before = shipped_times(device, mode, num_threads)
+        costs = fit(timings, shipped, MEASURED_SOURCE, before)
         if directory is not None:
             not_kept = keep(directory, device, mode, num_threads, len(timings), costs)
     return Calibrated(device.name, len(timings), clock() - began, costs, not_kept)

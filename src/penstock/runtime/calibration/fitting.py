@@ -22,6 +22,8 @@ LEAST_NS: Final = 20.0
 LEAST_SHARE: Final = 1e-3
 """Least share of a network's time that its measured kinds are taken to have."""
 
+NO_TIMES: Final[Mapping[str, float]] = {}
+
 PASSES: Final = 500
 """Passes of coordinate descent. The problems have few unknowns."""
 
@@ -34,10 +36,11 @@ PARTIAL_ERROR: Final = 1.8
 
 
 class Timing(Struct, frozen=True):
-    """A timed sample: its cell, the features of its operations with their cells, the bytes of its
-    inputs and outputs, and nanoseconds of a run.
+    """A timed sample: its name and cell, the features of its operations with their cells, the bytes
+    of its inputs and outputs, and nanoseconds of a run.
     """
 
+    name: str
     cell: str
     parts: tuple[tuple[str, Features], ...]
     edge_bytes: float
@@ -52,10 +55,17 @@ class Timing(Struct, frozen=True):
         return one, two, three, four
 
 
-def fit(timings: Sequence[Timing], shipped: EngineCosts | None, source: str) -> EngineCosts:
+def fit(
+    timings: Sequence[Timing],
+    shipped: EngineCosts | None,
+    source: str,
+    before: Mapping[str, float] = NO_TIMES,
+) -> EngineCosts:
     """The costs that explain *timings* best, with relative errors weighted equally.
 
     What samples do not tell is as in *shipped*, scaled as samples of the same or similar cells are.
+    *before* are the nanoseconds of the samples, by name, from which *shipped* was made: by what it
+    missed them there, it is expected to miss them here.
     """
     groups: dict[str, list[Timing]] = {}
     networks = [timing for timing in timings if timing.cell.startswith(NETWORK)]
@@ -69,11 +79,14 @@ def fit(timings: Sequence[Timing], shipped: EngineCosts | None, source: str) -> 
     # Networks are timed last.
     error = MEASURED_ERROR if networks else PARTIAL_ERROR
     known = EngineCosts({}, {}, {}, step, edge, error, source)
-    scales = _Scales(groups, known, shipped)
+    scales = _Scales(groups, known, shipped, before)
     cells = {cell: _cell(cell, group, known, scales) for cell, group in groups.items()}
     for cell in {} if shipped is None else shipped.cells:
         if cell not in cells:
             cells[cell] = _features(np.array(scales.expected(cell)))
+    for cell, group in groups.items():
+        if (quickest := _quickest(cell, cells)) > cells[cell][1]:
+            cells[cell] = _cell(cell, group, known, scales, quickest)
     alone = _small(replace(known, cells=cells), tiny, shipped)
     if len({timing.parts for timing in loops}) > 1:
         alone.cells[LOOP] = _loop(loops, alone)
@@ -151,6 +164,9 @@ PRODUCTS: Final = frozenset({
 })  # fmt: skip
 """Kinds that multiply and add. Their speed differs between processors in another way."""
 
+DENSE: Final = ("CONV_2D", "CONV_2D 1x1")
+"""Kinds that multiply as quickly as an engine can: no other kind's samples took less a product."""
+
 EVERY_CELL: Final = "every cell"
 
 TRUST: Final = 0.4
@@ -167,25 +183,41 @@ class _Scales:
     """How much longer samples took than *shipped* predicts, by cell and by what cells share."""
 
     def __init__(
-        self, groups: Mapping[str, list[Timing]], known: EngineCosts, shipped: EngineCosts | None
+        self,
+        groups: Mapping[str, list[Timing]],
+        known: EngineCosts,
+        shipped: EngineCosts | None,
+        before: Mapping[str, float],
     ) -> None:
-        self._known, self._shipped = known, shipped
+        self._known, self._shipped, self._before = known, shipped, before
         self._logs: dict[str, list[float]] = {}
         for cell, group in groups.items():
-            before = None if shipped is None else shipped.cells.get(cell)
-            if before is None:
+            if shipped is None or cell not in shipped.cells:
                 continue
-            each = np.array(self._whole(cell, before))
             found = [
                 math.log(
-                    (own_ns(timing, known) + noise(known))
-                    / (float(each @ np.array(timing.features)) + noise(known))
+                    (self.own(timing) + noise(known)) / (self._predicted(timing) + noise(known))
                 )
                 for timing in group
             ]
             kind, _, dtype = cell.rpartition(" ")
             for name in (cell, f"{_family(kind)} {dtype}", _family(kind), EVERY_CELL):
                 self._logs.setdefault(name, []).append(statistics.mean(found))
+
+    def own(self, timing: Timing) -> float:
+        """The time of the operations of *timing*, without what the shipped costs miss of it."""
+        own, then = own_ns(timing, self._known), self._before.get(timing.name)
+        if self._shipped is None or then is None or timing.cell not in self._shipped.cells:
+            return own
+        there = own_ns(replace(timing, ns=then), self._shipped)
+        least = noise(self._shipped)
+        return own * (self._predicted(timing) + least) / (there + least)
+
+    def _predicted(self, timing: Timing) -> float:
+        """What the shipped costs say of *timing*, whose cell they have."""
+        shipped = {} if self._shipped is None else self._shipped.cells
+        each = self._whole(timing.cell, shipped[timing.cell])
+        return math.fsum(a * b for a, b in zip(each, timing.features, strict=True))
 
     def _whole(self, cell: str, before: Features) -> Features:
         """The shipped cell with what any operation costs."""
@@ -230,10 +262,30 @@ def _shared(cell: str) -> tuple[str, ...]:
     )
 
 
-def _cell(cell: str, group: Sequence[Timing], known: EngineCosts, scales: _Scales) -> Features:
-    """The cell that explains the times of *group*, near to what is expected of it."""
+def _quickest(cell: str, cells: Mapping[str, Features]) -> float:
+    """The least time of a multiply-accumulate in *cell*: that of the quicker dense kind. Where
+    products and bytes of the samples grow alike, all their time could go to the bytes, of which
+    larger operations have less.
+    """
+    kind, _, dtype = cell.rpartition(" ")
+    if kind not in PRODUCTS or kind in DENSE:
+        return 0.0
+    dense = (cells.get(f"{name} {dtype}") for name in DENSE)
+    return min((each[1] for each in dense if each is not None), default=0.0)
+
+
+def _cell(
+    cell: str,
+    group: Sequence[Timing],
+    known: EngineCosts,
+    scales: _Scales,
+    quickest: float = 0.0,
+) -> Features:
+    """The cell that explains the times of *group*, near to what is expected of it. A multiply-
+    accumulate takes *quickest* or more.
+    """
     rows = np.array([timing.features for timing in group])
-    times = np.array([own_ns(timing, known) for timing in group])
+    times = np.array([scales.own(timing) for timing in group])
     # A sample that takes little more than a step says little of its operations.
     weights = 1 / (times + known.step_ns / 4 + LEAST_NS)
     rows, wanted = rows * weights[:, None], times * weights
@@ -249,7 +301,8 @@ def _cell(cell: str, group: Sequence[Timing], known: EngineCosts, scales: _Scale
     near = np.diag(trust * amounts)
     rows = np.vstack([rows, near])
     wanted = np.append(wanted, near @ np.array(expected))
-    return _features(non_negative_least_squares(rows, wanted, MOST))
+    least = np.array([0.0, quickest, 0.0, 0.0])
+    return _features(bounded_least_squares(rows, wanted, least, MOST))
 
 
 MOST: Final = np.array([math.inf, math.inf, 8.0, 4.0])
@@ -317,7 +370,7 @@ def _together(alone: EngineCosts, networks: Sequence[Timing]) -> dict[str, float
         common = _mean_ratio(times, known.sum(axis=1))
         known *= common
         stiff = np.eye(len(names)) * STIFFNESS
-        found = non_negative_least_squares(
+        found = bounded_least_squares(
             np.vstack([known, stiff]), np.append(times, np.full(len(names), STIFFNESS))
         )
         overall = _mean_ratio(times, known @ found)
@@ -363,23 +416,21 @@ def _edge(group: Sequence[Timing], step: float, shipped: EngineCosts | None) -> 
     return 0.0 if shipped is None else shipped.edge_ns
 
 
-def non_negative_least_squares(
-    rows: NDArray, wanted: NDArray, most: NDArray | None = None
+def bounded_least_squares(
+    rows: NDArray, wanted: NDArray, least: NDArray | float = 0.0, most: NDArray | float = math.inf
 ) -> NDArray:
-    """The x of 0 or more, and of *most* or less, that minimises |rows x - wanted|, by coordinate
-    descent.
-    """
+    """The x from *least* to *most* that minimises |rows x - wanted|, by coordinate descent."""
     sizes = np.linalg.norm(rows, axis=0)
     sizes[sizes == 0] = 1.0
     scaled = rows / sizes
     products, targets = scaled.T @ scaled, scaled.T @ wanted
-    found = np.zeros(rows.shape[1])
-    limits = np.full(rows.shape[1], math.inf) if most is None else most * sizes
+    lower, upper = least * sizes, most * sizes
+    found = np.zeros(rows.shape[1]) + lower
     for _ in range(PASSES):
         for at in range(len(found)):
             if products[at, at] > 0:
                 step = (targets[at] - products[at] @ found) / products[at, at]
-                found[at] = min(max(0.0, found[at] + step), limits[at])
+                found[at] = min(max(lower[at], found[at] + step), upper[at])
     result: NDArray = found / sizes
     return result
 

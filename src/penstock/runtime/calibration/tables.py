@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,7 @@ from penstock.partitioning.plan import SHIPPED_COSTS
 log = Log(__name__)
 
 SHIPPED: Final = "shipped.json"
+SHIPPED_TIMES: Final = "shipped_times.json"
 MEASURED_SOURCE: Final = "measurements of this machine"
 
 DOT_PRODUCTS: Final = "int8 dot products"
@@ -48,6 +49,9 @@ MODES: Final[dict[AccuracyClass, AccuracyClass]] = {
 
 `faithful` and `stepwise` differ in which operations a device may run, not in how it runs them.
 """
+
+
+_Times: TypeAlias = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
 class Table(Struct, frozen=True):
@@ -113,14 +117,38 @@ def shipped_costs(device: Device, accuracy: AccuracyClass, num_threads: int) -> 
     one, or of the other sort if there are none. None if the device is not Penstock's own, or has no
     table.
     """
+    place = _place_of(device, accuracy, num_threads)
+    if place is None:
+        return None
+    sort, label, threads = place
+    return shipped_tables()[sort][label][threads].costs
+
+
+def shipped_times(device: Device, accuracy: AccuracyClass, num_threads: int) -> Mapping[str, float]:
+    """The nanoseconds of the samples, by name, from which `shipped_costs` were made; none if they
+    are not shipped.
+    """
+    place = _place_of(device, accuracy, num_threads)
+    if place is None:
+        return {}
+    sort, label, threads = place
+    every = msgspec.json.decode(_content(SHIPPED_TIMES), type=_Times)
+    return every.get(sort, {}).get(label, {}).get(threads, {})
+
+
+def _place_of(
+    device: Device, accuracy: AccuracyClass, num_threads: int
+) -> tuple[str, str, str] | None:
+    """The sort of processors, label and number of threads of the table that is for *device*."""
     if not origin_of(device).startswith(f"{DISTRIBUTION}:"):
         return None
-    every, sort = shipped_tables(), sort_of_processor()
-    for tables in (every[sort], *(other for name, other in every.items() if name != sort)):
+    every, own = shipped_tables(), sort_of_processor()
+    for sort in (own, *(name for name in every if name != own)):
         for mode in (accuracy, ANY_CLASS):
-            if by_threads := tables.get(f"{device.name} {mode}"):
+            label = f"{device.name} {mode}"
+            if by_threads := every[sort].get(label):
                 nearest = min(by_threads, key=lambda text: (abs(int(text) - num_threads), text))
-                return by_threads[nearest].costs
+                return sort, label, nearest
     return None
 
 
@@ -133,11 +161,15 @@ def sort_of_processor() -> str:
 @cache
 def shipped_tables() -> dict[str, dict[str, dict[str, Table]]]:
     """Tables by sort of processor, by device and class, and then by the number of threads."""
+    return msgspec.json.decode(_content(SHIPPED), type=dict[str, dict[str, dict[str, Table]]])
+
+
+def _content(name: str) -> bytes:
+    """The content of a file beside this one."""
     # Importing pathlib or importlib.resources takes longer than this.
     folder = os.path.dirname(__file__)  # noqa: PTH120
-    with open(f"{folder}{os.sep}{SHIPPED}", "rb") as file:  # noqa: PTH123
-        content = file.read()
-    return msgspec.json.decode(content, type=dict[str, dict[str, dict[str, Table]]])
+    with open(f"{folder}{os.sep}{name}", "rb") as file:  # noqa: PTH123
+        return file.read()
 
 
 def keep(

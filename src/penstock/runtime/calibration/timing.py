@@ -76,7 +76,7 @@ def time_samples(
         finally:
             left -= clock() - began
         edge = sum(map(nbytes_of, (*model.inputs, *model.outputs)))
-        found.append(Timing(sample.cell, _parts(model), edge, ns))
+        found.append(Timing(sample.name, sample.cell, _parts(model), edge, ns))
         pause()
     return found
 
