@@ -41,7 +41,7 @@ def manifest_of(program: Program) -> tuple[Manifest, NDArray]:
     forwards = (-1,) * len(program.results)
     every = Ports(ports(program.inputs), ports(program.results), forwards)
     parts = made.shaders, made.calls, made.layout, made.constants.nbytes, program.failures
-    return Manifest(SCHEMA, "", every, *parts), made.constants
+    return Manifest(SCHEMA, "", every, *parts, made.numbers), made.constants
 
 
 def run_program(program: Program, inputs: Sequence[NDArray]) -> list[NDArray]:

@@ -12,7 +12,7 @@ from penstock.driverkit.artefact import Ports, framed, unframed
 from penstock.drivers.webgpu.calls import ALIGNMENT, MOST_BINDINGS, Binding, Call, Layout
 from penstock.errors import GeneralFailure
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """Increased when the printer writes other shaders for the same model, or another file."""
 
 MAX_MEMORY: Final = 1 << 40
@@ -22,8 +22,9 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """A compiled model: its shaders, the kernels in their order, and its memory.
 
     *engine* is the version of wgpu and of the adapter's driver that it was tried with. *constants*
-    is the number of bytes of the data file. *failures* are the messages of the flags, one byte
-    each, that are the last of the layout's outputs: a run has failed if its flag is set.
+    is the number of bytes of the data file. *numbers* are the contents of the kernels' uniforms.
+    *failures* are the messages of the flags, one byte each, that are the last of the layout's
+    outputs: a run has failed if its flag is set.
     """
 
     schema: int
@@ -34,6 +35,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     layout: Layout
     constants: int
     failures: tuple[str, ...] = ()
+    numbers: bytes = b""
 
 
 def pack(manifest: Manifest, constants: memoryview) -> tuple[Sequence[bytes], Sequence[memoryview]]:
@@ -49,7 +51,11 @@ def unpack(model: memoryview, data: memoryview) -> Manifest:
     if manifest.constants != data.nbytes:
         raise GeneralFailure("the artefact's constants are not of the length that it says")
     layout = manifest.layout
-    sizes = {"memory": layout.memory, "constants": manifest.constants}
+    sizes = {
+        "memory": layout.memory,
+        "constants": manifest.constants,
+        "numbers": len(manifest.numbers),
+    }
     computed = sum(source < 0 for source in manifest.ports.forwards) + len(manifest.failures)
     if not 0 <= layout.memory <= MAX_MEMORY:
         raise GeneralFailure(f"the artefact asks for {layout.memory} bytes of memory")
@@ -67,7 +73,9 @@ def unpack(model: memoryview, data: memoryview) -> Manifest:
 
 
 def _fits(call: Call, shaders: int, sizes: dict[str, int]) -> bool:
-    few = len(call.bindings) <= MOST_BINDINGS and all(1 <= g <= 65_535 for g in call.groups)
+    stored = sum(b.buffer != "numbers" for b in call.bindings)
+    few = stored <= MOST_BINDINGS and len(call.bindings) <= stored + 1
+    few = few and all(1 <= g <= 65_535 for g in call.groups)
     return 0 <= call.shader < shaders and few and all(_bound(b, sizes) for b in call.bindings)
 
 

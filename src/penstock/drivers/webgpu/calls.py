@@ -15,7 +15,9 @@ GROUP: Final = 64
 MOST_BINDINGS: Final = 8
 """Storage buffers that every device lets a shader bind."""
 
-Buffer: TypeAlias = Literal["memory", "constants"]
+Buffer: TypeAlias = Literal["memory", "constants", "numbers"]
+"""*numbers* are bound as uniforms, each the last binding of its kernel, and the others as storage.
+"""
 
 
 class Binding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -38,7 +38,7 @@ def compile_model(model: Model, config: PrepareConfig) -> tuple[Manifest, np.nda
     check_limits(config)
     manifest = Manifest(
         artefact.SCHEMA, installation.engine_version(), ports, made.shaders, made.calls,
-        made.layout, made.constants.nbytes, program.failures,
+        made.layout, made.constants.nbytes, program.failures, made.numbers,
     )  # fmt: skip
     return manifest, made.constants
 

@@ -56,6 +56,10 @@ class Code:
         self.constants = gpu.buffer(whole(constants.nbytes), usage.STORAGE | usage.COPY_DST)
         if constants.nbytes:
             gpu.device.queue.write_buffer(self.constants, 0, padded(constants))
+        numbers = np.frombuffer(manifest.numbers, np.uint8)
+        self.numbers = gpu.buffer(whole(numbers.nbytes), usage.UNIFORM | usage.COPY_DST)
+        if numbers.nbytes:
+            gpu.device.queue.write_buffer(self.numbers, 0, padded(numbers))
         self.pace = Pace(manifest.calls)
         self.readers = readers_of(manifest)
 
@@ -92,7 +96,7 @@ class Run:
             gpu,
             [code.layouts[call.shader] for call in calls],
             calls,
-            {"memory": self._memory, "constants": code.constants},
+            {"memory": self._memory, "constants": code.constants, "numbers": code.numbers},
         )
         self._plan = NO_PLAN
         self._beginnings: dict[Piece, Any] = {}

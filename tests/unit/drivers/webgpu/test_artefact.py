@@ -45,6 +45,7 @@ def test_an_artefact_is_unpacked_as_it_was_packed() -> None:
         called(bindings=(Binding("memory", -256, 256),)),
         called(bindings=(Binding("constants", 0, CONSTANTS.nbytes + 4),)),
         called(bindings=CALL.bindings * 5),
+        called(bindings=(*CALL.bindings, Binding("numbers", 0, 16))),
         replace(MANIFEST, layout=replace(MANIFEST.layout, inputs=(SIZE + 4,))),
         replace(MANIFEST, layout=replace(MANIFEST.layout, outputs=(0,), results=(256, 256))),
         replace(MANIFEST, layout=replace(MANIFEST.layout, results=(SIZE, 4))),

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.compiler import memory
 from penstock.compiler.memory import nbytes
@@ -24,6 +25,7 @@ from penstock.drivers.webgpu.emit.form import Form, form_of, packed
 from penstock.drivers.webgpu.emit.nest import nest
 from penstock.drivers.webgpu.emit.routine import NS_A_TURN, routine
 from penstock.drivers.webgpu.emit.shader import Printed, Slot, divided
+from penstock.drivers.webgpu.emit.sharing import Fixed, array_of, shared
 from penstock.drivers.webgpu.emit.tile import tile
 from penstock.interrupts import polled
 
@@ -35,14 +37,20 @@ DIVIDED_NS: Final = 2_000_000
 more: the estimate knows neither the arithmetic of a point nor the load of the processor.
 """
 
+FIXED: Final[Mapping[str, Fixed]] = {"nest": "costly", "routine": "all"}
+"""Which numbers of shaders of a template are not shared."""
+
 
 class Module(msgspec.Struct, frozen=True, eq=False):
-    """What `generate` makes of a program. *constants* are bytes for the constants' buffer."""
+    """What `generate` makes of a program. *constants* are bytes for the constants' buffer, and
+    *numbers* for that of the numbers in which kernels of one shader differ.
+    """
 
     shaders: tuple[str, ...]
     calls: tuple[Call, ...]
     layout: Layout
     constants: np.ndarray
+    numbers: bytes
 
 
 def generate(program: Program) -> Module:
@@ -64,8 +72,8 @@ def generate(program: Program) -> Module:
         for root in {kernel.write.tensor, *read} & set(program.constants):
             places[root] = "constants", constants.place(root)
     whole = max(end, 4), max(constants.size, 4)
-    shaders: dict[str, int] = {}
-    calls = []
+    texts = list[tuple[str, Fixed]]()
+    calls = list[Call]()
     for kernel, (form, more, read) in polled(zip(kernels, chosen, strict=True)):
         bindings, slots = _bound(program, (kernel.write.tensor, *read), places, whole)
         bindings = (*bindings, *more)
@@ -80,10 +88,10 @@ def generate(program: Program) -> Module:
         divides = estimate >= DIVIDED_NS and math.prod(printed.groups) > 1
         text = divided(printed.text) if divides else printed.text
         text = _declared(bindings, printed, len(more)) + text
-        number = shaders.setdefault(text, len(shaders))
+        texts.append((text, FIXED.get(template, "none")))
         calls.append(
             Call(
-                number, bindings, printed.groups, template, kernel.name, kernel.origin,
+                len(calls), bindings, printed.groups, template, kernel.name, kernel.origin,
                 estimate, divides,
             )
         )  # fmt: skip
@@ -93,7 +101,16 @@ def generate(program: Program) -> Module:
         tuple(places[program.root(t)][1] for t in program.outputs),
         (first, end - first),
     )
-    return Module(tuple(shaders), tuple(calls), layout, constants.packed())
+    sharing = shared(texts)
+    numbers = bytearray()
+    for at, (shader, own) in enumerate(sharing.users):
+        bindings = calls[at].bindings
+        if own:
+            contents = array_of(own).tobytes()
+            bindings = (*bindings, Binding("numbers", len(numbers), len(contents)))
+            numbers += contents.ljust(_aligned(len(contents)), b"\0")
+        calls[at] = replace(calls[at], shader=shader, bindings=bindings)
+    return Module(sharing.shaders, tuple(calls), layout, constants.packed(), bytes(numbers))
 
 
 def template_of(kernel: Kernel, form: Form | None) -> str:
