@@ -12,7 +12,7 @@ from penstock.driverkit.artefact import Ports, framed, unframed
 from penstock.drivers.webgpu.calls import ALIGNMENT, MOST_BINDINGS, Binding, Call, Layout
 from penstock.errors import GeneralFailure
 
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 """Increased when the printer writes other shaders for the same model, or another file."""
 
 MAX_MEMORY: Final = 1 << 40

@@ -34,7 +34,7 @@ def compile_model(model: Model, config: PrepareConfig) -> tuple[Manifest, np.nda
     ports = ports_of(model)
     program = lowered(model, config)
     check_limits(config)
-    made = generate(with_own_outputs(program))
+    made = generate(with_own_outputs(program), is_relaxed=config.accuracy == "relaxed")
     check_limits(config)
     manifest = Manifest(
         artefact.SCHEMA, installation.engine_version(), ports, made.shaders, made.calls,

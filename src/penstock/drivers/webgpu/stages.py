@@ -32,7 +32,7 @@ def dump(model: Model, stage: str, config: PrepareConfig) -> str:
         templates = [template_of(k, form_of(program, k)) for k in program.kernels]
         planned = memory.plan(program, ALIGNMENT)
         return f"{show(program, names, templates)}\n{show_plan(planned)}"
-    made = generate(program)
+    made = generate(program, is_relaxed=config.accuracy == "relaxed")
     texts = []
     for number, text in enumerate(made.shaders):
         users = [f"kernel {k} ({c.name})" for k, c in enumerate(made.calls) if c.shader == number]

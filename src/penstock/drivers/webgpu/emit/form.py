@@ -30,6 +30,14 @@ same filters.
 
 MOST_ROWS: Final = 65_535 * 64
 
+HALF_ERROR: Final = 2.0**-11
+"""The rounding error of a normal float16, relative to the value."""
+
+FACTORS: Final = (1, 1 << 10)
+"""Powers of two. The second one makes every value of float16 that is not 0 a normal one. There are
+no more, because shaders that differ are compiled apart.
+"""
+
 BYTES: Final = frozenset({DType.INT8, DType.UINT8})
 TYPES: Final = BYTES | {DType.FLOAT32, DType.FLOAT16, DType.INT32, DType.INT16}
 
@@ -41,7 +49,8 @@ class Form(Struct, frozen=True):
     *data* and *filters* are the factors with their *zeros*. *across*: both depend on the channel.
     *words*: four factors of 8 bits are multiplied at once, along the loop *last*. *vectors*: the
     data is read four elements at once, along that loop or, *across*, along the channels.
-    *packed*: the filters are constant, and laid out as `packed` does.
+    *packed*: the filters are constant, and laid out as `packed` does; *halves*: as float16,
+    multiplied by so much (0: as float32).
     """
 
     loops: tuple[int, ...]
@@ -58,6 +67,7 @@ class Form(Struct, frozen=True):
     words: bool
     vectors: bool
     packed: bool
+    halves: int = 0
 
     @property
     def channel(self) -> int:
@@ -208,3 +218,27 @@ def packed(program: Program, kernel: Kernel, form: Form) -> list[NDArray]:
     sums = shaped.astype(np.int64).sum(axis=1)
     begin = of_data * (of_filters * count - sums)
     return [words, begin.astype(np.int32)] if begin.any() else [words]
+
+
+def halves_of(filters: NDArray, *, rounded: bool) -> tuple[NDArray, int] | None:
+    """Packed *filters* of float32, of shape (rows, elements, channels), as float16, and the factor
+    that they are multiplied by. None if values change; if they may be *rounded*, None if the error
+    of a channel, as a root mean square, is larger than the rounding of float16.
+    """
+    if not rounded and (filters.view(np.uint32) & 0x1FFF).any():
+        return None
+    for factor in FACTORS:
+        scaled = filters * np.float32(factor)
+        with np.errstate(over="ignore", invalid="ignore"):
+            halves = scaled.astype(np.float16)
+            # Devices may read values below the normal ones as 0.
+            halves[(np.abs(halves) < np.finfo(np.float16).tiny) & (halves != 0)] = 0
+            error = halves.astype(np.float32) - scaled
+            if rounded:
+                size, off = (np.square(a, dtype=np.float64).sum(axis=1) for a in (scaled, error))
+                fits = bool((off <= HALF_ERROR**2 * size).all())
+            else:
+                fits = not error.any()
+        if fits:
+            return halves, factor
+    return None

@@ -218,6 +218,10 @@ fn from_half(h: u32) -> f32 {
     return select(tiny, -tiny, sign != 0u);
 }
 
+fn four_halves(h: vec2<u32>) -> vec4<f32> {
+    return vec4<f32>(unpack2x16float(h.x), unpack2x16float(h.y));
+}
+
 fn round_half(x: f32) -> f32 { return from_half(half_of(x)); }
 
 fn round_away(x: f32) -> f32 {

@@ -21,13 +21,14 @@ from penstock.drivers.webgpu.calls import (
     Call,
     Layout,
 )
-from penstock.drivers.webgpu.emit.form import Form, form_of, packed
+from penstock.drivers.webgpu.emit.form import Form, form_of, halves_of, packed
 from penstock.drivers.webgpu.emit.nest import nest
 from penstock.drivers.webgpu.emit.routine import NS_A_TURN, routine
 from penstock.drivers.webgpu.emit.shader import Printed, Slot, divided
 from penstock.drivers.webgpu.emit.sharing import Fixed, array_of, shared
 from penstock.drivers.webgpu.emit.tile import tile
 from penstock.interrupts import polled
+from penstock.ir import DType
 
 POINTS_A_NS: Final = {"nest": 0.1, "tile": 0.5, "tile of words": 1.0}
 """Points of a nest in a nanosecond, of the slowest device: Mesa's software on one core."""
@@ -53,8 +54,10 @@ class Module(msgspec.Struct, frozen=True, eq=False):
     numbers: bytes
 
 
-def generate(program: Program) -> Module:
-    """Shaders for *program*, in which every output has memory of its own."""
+def generate(program: Program, *, is_relaxed: bool = False) -> Module:
+    """Shaders for *program*, in which every output has memory of its own. *is_relaxed* permits
+    rounding of constant filters to float16.
+    """
     planned = memory.plan(program, ALIGNMENT)
     places: dict[int, tuple[Buffer, int]] = {
         tensor: ("memory", offset) for tensor, offset in planned.offsets.items()
@@ -67,7 +70,7 @@ def generate(program: Program) -> Module:
     first = places[program.root(program.outputs[0])][1] if program.outputs else end
     constants = _Constants(program)
     kernels = [k for k in polled(program.kernels) if 0 not in k.loops]
-    chosen = [_chosen(program, kernel, constants) for kernel in kernels]
+    chosen = [_chosen(program, kernel, constants, is_relaxed=is_relaxed) for kernel in kernels]
     for kernel, (_, _, read) in zip(kernels, chosen, strict=True):
         for root in {kernel.write.tensor, *read} & set(program.constants):
             places[root] = "constants", constants.place(root)
@@ -130,7 +133,7 @@ def _estimate(kernel: Kernel, template: str) -> int:
 
 
 def _chosen(
-    program: Program, kernel: Kernel, constants: _Constants
+    program: Program, kernel: Kernel, constants: _Constants, *, is_relaxed: bool
 ) -> tuple[Form | None, tuple[Binding, ...], tuple[int, ...]]:
     """The form of *kernel*, the packed constants that it is bound to, and the roots that it reads
     besides.
@@ -140,6 +143,11 @@ def _chosen(
     if form is None:
         return None, (), every
     arrays = packed(program, kernel, form) if form.packed else []
+    halves = None
+    if form.packed and kernel.sums is DType.FLOAT32:
+        halves = halves_of(arrays[0], rounded=is_relaxed)
+    if halves is not None:
+        form, arrays = replace(form, halves=halves[1]), [halves[0]]
     read = every
     if form.packed:
         others = (form.data.tensor, *(a.tensor for a in kernel.extras), *kernel.finish.tables)
@@ -193,6 +201,7 @@ def _declared(bindings: tuple[Binding, ...], printed: Printed, packs: int) -> st
         name = f"b{number}" if number < first else f"packed{number - first}"
         word = "atomic<u32>" if name in printed.atomic else "u32"
         word = "vec4<u32>" if name in printed.vectors else word
+        word = "vec2<u32>" if name in printed.pairs else word
         lines.append(
             f"@group(0) @binding({number}) var<storage, {access}> {name}: array<{word}>;\n"
         )

@@ -28,13 +28,14 @@ class Slot(Struct, frozen=True):
 
 class Printed(Struct, frozen=True):
     """A shader's text without its bindings, its workgroups, the arrays that it accesses by atomic
-    operations, and those whose elements are vectors of four words.
+    operations, and those whose elements are vectors of four words, or *pairs* of words.
     """
 
     text: str
     groups: tuple[int, int, int]
     atomic: frozenset[str] = frozenset()
     vectors: frozenset[str] = frozenset()
+    pairs: frozenset[str] = frozenset()
 
 
 class Memory:

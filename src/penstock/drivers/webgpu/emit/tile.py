@@ -125,11 +125,14 @@ class _Tile:
             groups = -(-form.tiles // GROUP), form.blocks, 1
         else:
             main, groups = entry_point(form.tiles * form.blocks, lines)
-        vectors = {FILTERS, BEGIN} if form.packed else set[str]()
+        vectors = {FILTERS, BEGIN} if form.packed and not form.halves else set[str]()
+        pairs = {FILTERS} if form.halves else set[str]()
         if form.vectors and not form.across:
             vectors.add(self.memory.slot(form.data.tensor).array)
         text = assembled([*self._finish(kernel), *main])
-        return Printed(text, groups, frozenset({self.atomic} - {""}), frozenset(vectors))
+        return Printed(
+            text, groups, frozenset({self.atomic} - {""}), frozenset(vectors), frozenset(pairs)
+        )
 
     def _stride(self, loop: int) -> int:
         """Elements of an iteration of a reduced loop."""
@@ -204,6 +207,9 @@ class _Tile:
         form = self.form
         if form.packed:
             place = self.walk.at("w", 0, g + k * self._vectors_of_last())
+            if form.halves:
+                four = f"four_halves({FILTERS}[{place}])"
+                return four if form.halves == 1 else f"{four} * f32({1 / form.halves!r})"
             return f"bitcast<{self.vector}>({FILTERS}[{place}])"
         step = form.flats["w"].step(form.channel)
         parts = []
