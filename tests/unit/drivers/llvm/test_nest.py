@@ -264,3 +264,41 @@ def test_elements_backwards_and_two_apart_agree_with_the_interpreter(isa: Isa, s
         (got,), (wanted,) = runner(inputs), interpreter.run(program, inputs)
         runner.close()
         assert largest_difference(got, wanted) == 0
+
+
+def taken(size: int) -> Program:
+    """Pixels of *size* channels that lie where two tables say."""
+    f32, i32 = DType.FLOAT32, DType.INT32
+    tables = {1: np.array([2, 0, 1, 1], np.int32), 2: np.array([0, 3, 1], np.int32)}
+    pixel = Position(0, ((0, 1),), through=1), Position(0, ((1, 1),), through=2), *along(2)
+    kernel = copy((4, 3, size), Access(0, pixel), Access(3, along(0, 1, 2)), f32)
+    shapes = (3, 4, size), (4,), (3,), (4, 3, size)
+    tensors = tuple(Tensor(i32 if i in tables else f32, s) for i, s in enumerate(shapes))
+    return Program(tensors, tables, (kernel,), (0,), (3,), {})
+
+
+def test_a_position_is_looked_up_once_for_all_elements_that_share_it() -> None:
+    program = taken(21)
+    text = Nest(program, program.kernels[0], RECORDS["avx2"]).write("copy").text()
+    assert text.count("load <8 x float>") == 2
+    assert text.count("load i32") == 2
+
+
+@pytest.mark.parametrize("isa", sets_here(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("size", [1, 8, 13, 21, 23])
+def test_elements_behind_the_last_whole_vector_agree_with_the_interpreter(
+    isa: Isa, size: int
+) -> None:
+    program = taken(size)
+    inputs, runner = values_for(program), Runner(program, isa)
+    (got,), (wanted,) = runner(inputs), interpreter.run(program, inputs)
+    runner.close()
+    assert largest_difference(got, wanted) == 0
+
+
+def test_no_element_is_computed_twice_where_it_is_written_over_what_it_is_made_of() -> None:
+    f32 = DType.FLOAT32
+    for source, repeats in ((0, True), (1, False)):
+        kernel = copy((2, 13), Access(source, along(0, 1)), Access(1, along(0, 1)), f32)
+        program = one(kernel, Tensor(f32, (2, 13)), Tensor(f32, (2, 13)))
+        assert Nest(program, kernel, RECORDS["avx2"]).repeats == repeats

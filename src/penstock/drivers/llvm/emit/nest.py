@@ -112,6 +112,16 @@ class Nest:
             steps += count + PAIR * len(pairs.found(expression, down))
         return UNROLLED if steps <= SHORT else 1
 
+    @property
+    def repeats(self) -> bool:
+        """Whether elements may be computed twice, in a vector that begins anywhere: nothing that
+        is read is written, and no access comes again along vectors.
+        """
+        program, loops = self.program, self.loops
+        target = program.root(loops.written.tensor)
+        given = (*loops.reads, *loops.extras)
+        return all(a.turn is None and program.root(a.tensor) != target for a in given)
+
     def constants(self) -> tuple[NDArray, ...]:
         return ()
 
@@ -174,6 +184,16 @@ class Nest:
         return max(1, lanes)
 
 
+def _spans(size: int, lanes: int) -> int:
+    """How many vectors of less than *lanes* elements, and single ones, *size* elements take."""
+    found = 0
+    while lanes > LEAST_LANES:
+        lanes //= 2
+        found += size // lanes
+        size %= lanes
+    return found + size
+
+
 def _is_contiguous(access: Flat, loop: int) -> bool:
     """Whether elements along *loop* are the same one or lie side by side."""
     gathered = any(axis.through is not None and axis.step_of(loop) for axis in access.axes)
@@ -201,7 +221,8 @@ class _Code:
 
             def unit(index: Index) -> None:
                 self.places.indexes[shared] = index
-                self._walk(order[1:])
+                with self.places.within(shared, self.loops.accesses):
+                    self._walk(order[1:])
 
             f.share(self.loops.outer[shared], unit)
         elif nest.units > 1:
@@ -229,7 +250,8 @@ class _Code:
             def body(index: Index) -> None:
                 self.places.indexes[loop] = index
                 self._poll(points)
-                self._walk(order[1:])
+                with self.places.within(loop, self.loops.accesses):
+                    self._walk(order[1:])
 
             self.f.each(0, self.loops.outer[loop], 1, body)
         elif self.vector is None or self.reduces:
@@ -254,7 +276,12 @@ class _Code:
             self.places.indexes[self.vector or 0] = f.add(begin, done)
             self._points(Span(lanes, self.vector, tail=size - done), 1)
             return
-        # Masks cost much here: ever smaller vectors, and single elements.
+        # Masks cost much here.
+        if done and self.nest.repeats and _spans(size - done, lanes) > 1:
+            self.places.indexes[self.vector or 0] = f.add(begin, size - lanes)
+            self._points(Span(lanes, self.vector), 1)
+            return
+        # Ever smaller vectors, and single elements.
         while lanes > LEAST_LANES:
             lanes //= 2
             done = self._whole(begin, done, size, lanes, 1)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -38,6 +42,19 @@ class Span(Struct, frozen=True):
         return None if self.tail is None else mask_of(self.tail, self.lanes)
 
 
+class _Base(Struct, frozen=True):
+    """What is known of the *place* of an access within some loops: the parts that *loops* and the
+    *axes* of these numbers add to it.
+    """
+
+    place: Index
+    loops: frozenset[int]
+    axes: frozenset[int]
+
+
+NO_BASE: Final = _Base(0, frozenset(), frozenset())
+
+
 class Places:
     """Writes loads and stores into *function*. *indexes* has the index of each loop."""
 
@@ -47,6 +64,7 @@ class Places:
         self.program, self.machine, self.function = program, machine, function
         self._tensors = tensors
         self.indexes: dict[int, Index] = {}
+        self._bases: Mapping[Flat, _Base] = {}
 
     def pointer(self, tensor: int) -> str:
         return f"%t{self._tensors.index(self.program.root(tensor))}"
@@ -61,6 +79,39 @@ class Places:
         writer = Writer(self.function, lanes, self.machine, self.table)
         writer.active = active
         return writer
+
+    @contextmanager
+    def within(self, loop: int, accesses: Iterable[Flat]) -> Iterator[None]:
+        """Has the loads and stores that are written meanwhile, whose places all change along *loop*
+        alone or inside of it, go on from what is computed here, once for each of its turns.
+        """
+        outer = self._bases
+        self._bases = {
+            access: self._extended(access, outer.get(access, NO_BASE), loop)
+            for access in accesses
+            if access.turn is None
+        }
+        try:
+            yield
+        finally:
+            self._bases = outer
+
+    def _extended(self, access: Flat, base: _Base, loop: int) -> _Base:
+        """*base* with what *loop* adds to the place of *access*."""
+        function, place, axes = self.function, base.place, set(base.axes)
+        loops = base.loops | {loop}
+        if step := access.steps[loop] if loop < len(access.steps) else 0:
+            place = function.add(place, function.mul(self.indexes[loop], step))
+        for number, axis in enumerate(access.axes):
+            own = {each for each, factor in axis.steps if factor}
+            if axis.through is not None and number not in axes and own and own <= loops:
+                position: Index = axis.offset
+                for each, factor in axis.steps:
+                    position = function.add(position, function.mul(self.indexes[each], factor))
+                found = self._through(axis, position, 0, 1, None)
+                place = function.add(place, function.mul(found.name, axis.stride))
+                axes.add(number)
+        return _Base(place, loops, frozenset(axes))
 
     def index(self, loop: int, span: Span) -> Index:
         index = self.indexes[loop]
@@ -77,17 +128,20 @@ class Places:
         varied = any(axis.step_of(span.along) for axis in access.axes)
         mask = span.mask if step or varied else None
         offsets: Reg | None = None
-        for axis in access.axes:
+        known = self._bases.get(access, NO_BASE).axes
+        for number, axis in enumerate(access.axes):
+            if number in known:
+                continue
             position: Index = axis.offset
             for loop, factor in axis.steps:
                 position = function.add(position, function.mul(self.index(loop, span), factor))
             factor = axis.step_of(span.along)
             if axis.through is None:
                 if isinstance(position, int) and factor:
-                    known = [0 <= position + i * factor < axis.size for i in range(lanes)]
-                    if all(known):
+                    inner = [0 <= position + i * factor < axis.size for i in range(lanes)]
+                    if all(inner):
                         continue
-                    bits = ", ".join(f"i1 {str(bit).lower()}" for bit in known)
+                    bits = ", ".join(f"i1 {str(bit).lower()}" for bit in inner)
                     inside = Reg(f"<{bits}>" if lanes > 1 else bits[3:], vector(lanes, "i1"))
                 else:
                     inside = self._inside(position, axis.size, factor, lanes)
@@ -184,9 +238,10 @@ class Places:
 
     def _place(self, access: Flat, span: Span) -> Index:
         """The element at which *access* begins, but for the axes that go through tables."""
-        place: Index = access.offset
+        base = self._bases.get(access, NO_BASE)
+        place = self.function.add(base.place, access.offset)
         for loop, step in enumerate(access.steps):
-            if step:
+            if step and loop not in base.loops:
                 index = self.index(loop, span)
                 if access.turn is not None and access.turn.loop == loop:
                     index = self._of_turn(access.turn, index)
