@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
+import tempfile
 import traceback
 from collections.abc import Callable
 from typing import Any, Final
@@ -30,9 +32,11 @@ def in_child(work: Callable[[], Any]) -> Any:
         theirs.send(told)
 
     child = context.Process(target=tell)
-    child.start()
-    theirs.close()
-    with ours:
+    with ours, tempfile.TemporaryFile("w+") as said:
+        # What the child says outside of *work* would be lost with the captured stream.
+        with contextlib.redirect_stderr(said):
+            child.start()
+        theirs.close()
         if not ours.poll(PATIENCE):
             child.kill()
             raise AssertionError(f"the child gave no answer within {PATIENCE:.0f} s")
@@ -40,7 +44,8 @@ def in_child(work: Callable[[], Any]) -> Any:
             found, error = ours.recv()
         except EOFError:
             child.join(PATIENCE)
-            raise AssertionError(f"the child ended with {child.exitcode}") from None
+            said.seek(0)
+            raise AssertionError(f"the child ended with {child.exitcode}: {said.read()}") from None
     child.join(PATIENCE)
     assert not error, error
     assert child.exitcode == 0
