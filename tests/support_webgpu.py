@@ -41,15 +41,22 @@ def manifest_of(program: Program) -> tuple[Manifest, NDArray]:
     forwards = (-1,) * len(program.results)
     every = Ports(ports(program.inputs), ports(program.results), forwards)
     parts = made.shaders, made.calls, made.layout, made.constants.nbytes, program.failures
-    return Manifest(SCHEMA, "", every, *parts, made.numbers), made.constants
+    manifest = Manifest(SCHEMA, "", every, *parts, made.numbers, made.sketch)
+    return manifest, made.constants
 
 
 def run_program(program: Program, inputs: Sequence[NDArray]) -> list[NDArray]:
     """The outputs of *program*, computed on the software adapter."""
+    return run_manifest(program, *manifest_of(program), inputs)
+
+
+def run_manifest(
+    program: Program, manifest: Manifest, constants: NDArray, inputs: Sequence[NDArray]
+) -> list[NDArray]:
+    """The outputs of a compiled form of *program*."""
     from penstock.drivers.webgpu import engine
     from penstock.drivers.webgpu.running import Code, Executable
 
-    manifest, constants = manifest_of(program)
     outputs: list[Any] = [
         np.full(program.tensors[t].shape, 77, program.tensors[t].dtype.numpy)
         for t in program.results

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from penstock.ir import DType
 
-Number: TypeAlias = "int | float | bool"
+Number: TypeAlias = int | float | bool
 
 UNARY: Final = frozenset([
     "neg", "abs", "sign", "floor", "ceil", "trunc", "round_even", "round_away", "sqrt", "rsqrt",

@@ -9,10 +9,17 @@ from typing import Final
 import msgspec
 
 from penstock.driverkit.artefact import Ports, framed, unframed
-from penstock.drivers.webgpu.calls import ALIGNMENT, MOST_BINDINGS, Binding, Call, Layout
+from penstock.drivers.webgpu.calls import (
+    ALIGNMENT,
+    MOST_BINDINGS,
+    MOST_THREADS,
+    Binding,
+    Call,
+    Layout,
+)
 from penstock.errors import GeneralFailure
 
-SCHEMA: Final = 4
+SCHEMA: Final = 5
 """Increased when the printer writes other shaders for the same model, or another file."""
 
 MAX_MEMORY: Final = 1 << 40
@@ -23,8 +30,10 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     *engine* is the version of wgpu and of the adapter's driver that it was tried with. *constants*
     is the number of bytes of the data file. *numbers* are the contents of the kernels' uniforms.
-    *failures* are the messages of the flags, one byte each, that are the last of the layout's
-    outputs: a run has failed if its flag is set.
+    *sketch* is what kernels are printed from with threads of other shapes; *tuned* is the adapter
+    that their shapes were measured on, "" for the default shapes. *failures* are the messages of
+    the flags, one byte each, that are the last of the layout's outputs: a run has failed if its
+    flag is set.
     """
 
     schema: int
@@ -36,6 +45,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     constants: int
     failures: tuple[str, ...] = ()
     numbers: bytes = b""
+    sketch: bytes = b""
+    tuned: str = ""
 
 
 def pack(manifest: Manifest, constants: memoryview) -> tuple[Sequence[bytes], Sequence[memoryview]]:
@@ -75,7 +86,7 @@ def unpack(model: memoryview, data: memoryview) -> Manifest:
 def _fits(call: Call, shaders: int, sizes: dict[str, int]) -> bool:
     stored = sum(b.buffer != "numbers" for b in call.bindings)
     few = stored <= MOST_BINDINGS and len(call.bindings) <= stored + 1
-    few = few and all(1 <= g <= 65_535 for g in call.groups)
+    few = few and 1 <= call.threads <= MOST_THREADS and all(1 <= g <= 65_535 for g in call.groups)
     return 0 <= call.shader < shaders and few and all(_bound(b, sizes) for b in call.bindings)
 
 

@@ -10,7 +10,10 @@ ALIGNMENT: Final = 256
 """Bytes at whose multiples every device lets a binding begin."""
 
 GROUP: Final = 64
-"""Threads of a workgroup, all along its first dimension."""
+"""Threads of a workgroup, all along its first dimension, where no other number was measured."""
+
+MOST_THREADS: Final = 256
+"""Threads that every device lets a workgroup have."""
 
 MOST_BINDINGS: Final = 8
 """Storage buffers that every device lets a shader bind."""
@@ -33,7 +36,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     name, the operations that it computes, and about how long it takes on the slowest device.
 
     *divides*: the shader has a uniform in a second group, of four words, that says at which thread
-    and row of workgroups a dispatch begins, so that several can share the work.
+    and row of workgroups a dispatch begins, so that several can share the work. A workgroup has so
+    many *threads*.
     """
 
     shader: int
@@ -44,6 +48,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     origin: tuple[int, ...]
     estimate_ns: int
     divides: bool = False
+    threads: int = GROUP
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

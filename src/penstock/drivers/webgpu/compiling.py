@@ -39,6 +39,7 @@ def compile_model(model: Model, config: PrepareConfig) -> tuple[Manifest, np.nda
     manifest = Manifest(
         artefact.SCHEMA, installation.engine_version(), ports, made.shaders, made.calls,
         made.layout, made.constants.nbytes, program.failures, made.numbers,
+        made.sketch,
     )  # fmt: skip
     return manifest, made.constants
 

@@ -11,7 +11,7 @@ from penstock.driverkit.engine import EngineDevice, report_of
 from penstock.drivers.webgpu import installation
 from penstock.errors import OtherVersion
 from penstock.ir import Model, NDArray
-from penstock.sealed import LoadedEntry, Seal
+from penstock.sealed import LoadedEntry, SaveReport, Seal
 
 if TYPE_CHECKING:
     from penstock.driverkit.engine_model import Profiler, RunPool
@@ -46,6 +46,9 @@ class WebGpuDevice(EngineDevice):
     """wgpu ends the process when a submit fails."""
 
     stages = ("legalise", "fuse", "memory", "wgsl")
+
+    uses = 8
+    """Runs of a model after which the shapes of its threads are measured."""
 
     def __init__(self, name: str, *, seal: Seal | None = None) -> None:
         self.is_software = name == installation.SOFTWARE
@@ -83,7 +86,8 @@ class WebGpuDevice(EngineDevice):
         self.count(compiles=1)
         manifest, constants = compile_model(model, config)
         saved = self.save(config, lambda: artefact.pack(manifest, constants.data))
-        return self._prepared(manifest, constants, report_of(saved), config)
+        entry = None if saved is None else saved.entry
+        return self._prepared(manifest, constants, config, saved, entry)
 
     def load(self, entry: LoadedEntry, config: hal.PrepareConfig) -> ShaderModel:
         import numpy as np
@@ -95,7 +99,7 @@ class WebGpuDevice(EngineDevice):
             raise OtherVersion(f"the artefact is of wgpu {manifest.engine}, and this is {own}")
         self.count(loads=1)
         constants = np.frombuffer(entry.data[0], np.uint8)
-        return self._prepared(manifest, constants, hal.CacheReport(), config)
+        return self._prepared(manifest, constants, config, None, entry.entry)
 
     def make_domain(self) -> MemoryDomain:
         from penstock.drivers.webgpu.values import DeviceMemory
@@ -118,14 +122,22 @@ class WebGpuDevice(EngineDevice):
         self,
         manifest: Manifest,
         constants: NDArray,
-        report: hal.CacheReport,
         config: hal.PrepareConfig,
+        saved: SaveReport | None,
+        entry: bytes | None,
     ) -> ShaderModel:
-        from penstock.drivers.webgpu import engine
+        """The model of *manifest*, which lies in the cache entry *entry* if that is not None."""
+        from penstock.drivers.webgpu import engine, staging
         from penstock.drivers.webgpu.running import Code, Executable, ShaderModel
 
-        code = Code(engine.opened(self.name), manifest, constants, config)
-        return ShaderModel(self, manifest.ports, report, Executable(code), _profiler)
+        gpu, later = engine.opened(self.name), None
+        code = Code(gpu, manifest, constants, config)
+        if entry is not None and gpu.ns_a_tick and staging.is_wanted(manifest, gpu.adapter):
+            writer = self.seal.late_writer(config, expected=entry)
+            later = None if writer is None else staging.Staging(code, writer, self.uses)
+        report = report_of(saved, staging.form_of(manifest), later=later is not None)
+        model = ShaderModel(self, manifest.ports, report, Executable(code), _profiler)
+        return model.improved_by(later)
 
 
 def _profiler(executable: Executable) -> Profiler[RunPool[TimedRun]]:

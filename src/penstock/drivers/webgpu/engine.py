@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 from penstock.driverkit.engine import POLL_SECONDS, Limits, check_limits
 from penstock.drivers.webgpu.declarations import parsed_declarations
 from penstock.drivers.webgpu.installation import SOFTWARE, keep_shaders
+from penstock.drivers.webgpu.turns import Turns
 from penstock.drivers.webgpu.watchdog import LOOK_SECONDS, Watchdog, Work
 from penstock.errors import (
     DeadObject,
@@ -58,7 +59,8 @@ class Gpu:
         self.device = adapter.request_device_sync(
             required_features=features, required_limits=limits
         )
-        self.adapter = described(adapter)
+        self.source, self.adapter = adapter, described(adapter)
+        self.turns = Turns()
         self.ns_a_tick = _ns_a_tick(self.device) if TIMESTAMPS in features else 0.0
         """Nanoseconds of a tick of the device's clock; 0 if it has no time stamps."""
         self.limits: dict[str, int] = dict(self.device.limits)

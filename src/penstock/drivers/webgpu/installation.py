@@ -24,7 +24,7 @@ INSTALL: Final = install_command("gpu")
 HARDWARE: Final = "webgpu"
 SOFTWARE: Final = "webgpu-software"
 
-ADAPTER_VERSION: Final = 5
+ADAPTER_VERSION: Final = 6
 """Increased when this driver prints other shaders of the same models, or writes other files."""
 
 MANIFESTS: Final = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from msgspec import Struct
@@ -14,13 +14,16 @@ from penstock.driverkit.engine import Limits, check_limits
 from penstock.driverkit.engine_model import Copies, EngineModel, RunPool, copied
 from penstock.drivers.webgpu.artefact import Manifest
 from penstock.drivers.webgpu.binding import Bindings, readers_of
-from penstock.drivers.webgpu.calls import ALIGNMENT, GROUP
+from penstock.drivers.webgpu.calls import ALIGNMENT
 from penstock.drivers.webgpu.engine import Gpu
 from penstock.drivers.webgpu.submits import Pace, Piece, Submit
 from penstock.drivers.webgpu.values import Argument, DeviceValue, padded, whole, words
 from penstock.errors import DeadObject, GeneralFailure
-from penstock.hal import ArgumentCopy, ExecutionConfig
+from penstock.hal import ArgumentCopy, CacheReport, ExecutionConfig
 from penstock.ir import NDArray
+
+if TYPE_CHECKING:
+    from penstock.drivers.webgpu.staging import Staging
 
 PATIENCE: Final = 100
 """How many times longer than predicted kernels may take before they count as hung."""
@@ -38,8 +41,15 @@ class Code:
     """
 
     def __init__(
-        self, gpu: Gpu, manifest: Manifest, constants: NDArray, config: Limits | None = None
+        self,
+        gpu: Gpu,
+        manifest: Manifest,
+        constants: NDArray | Any | None,
+        config: Limits | None = None,
     ) -> None:
+        """*constants* are those of the manifest, the buffer of another code that has them, or None
+        for zeros.
+        """
         import wgpu
 
         self.pipelines: list[Any] = []
@@ -53,8 +63,11 @@ class Code:
         self.is_warm = False
         """Whether a run has ended: until then the system's driver may still compile the shaders."""
         usage = wgpu.BufferUsage
-        self.constants = gpu.buffer(whole(constants.nbytes), usage.STORAGE | usage.COPY_DST)
-        if constants.nbytes:
+        self.constants = constants
+        if constants is None or isinstance(constants, np.ndarray):
+            size = whole(manifest.constants)
+            self.constants = gpu.buffer(size, usage.STORAGE | usage.COPY_DST)
+        if isinstance(constants, np.ndarray) and constants.nbytes:
             gpu.device.queue.write_buffer(self.constants, 0, padded(constants))
         numbers = np.frombuffer(manifest.numbers, np.uint8)
         self.numbers = gpu.buffer(whole(numbers.nbytes), usage.UNIFORM | usage.COPY_DST)
@@ -111,12 +124,13 @@ class Run:
         """Runs once. Raises `GeneralFailure` if the inputs have no result, and what the limits of
         *config* raise. The run is not used again after an error: the device may still compute.
         """
-        self._plan = self._planned(inputs, outputs)
-        try:
-            return self._compute(inputs, outputs, config)
-        finally:
-            # It keeps device buffers in memory.
-            self._plan = NO_PLAN
+        with self.code.gpu.turns.run():
+            self._plan = self._planned(inputs, outputs)
+            try:
+                return self._compute(inputs, outputs, config)
+            finally:
+                # It keeps device buffers in memory.
+                self._plan = NO_PLAN
 
     def _compute(
         self,
@@ -157,7 +171,7 @@ class Run:
         import wgpu
 
         starts = np.zeros((len(pieces), ALIGNMENT // 4), np.uint32)
-        starts[:, :2] = [(GROUP * piece.column, piece.row) for piece in pieces]
+        starts[:, :2] = [(calls[p.call].threads * p.column, p.row) for p in pieces]
         gpu, usage = self.code.gpu, wgpu.BufferUsage
         buffer = gpu.buffer(starts.nbytes, usage.UNIFORM | usage.COPY_DST)
         gpu.device.queue.write_buffer(buffer, 0, starts)
@@ -319,6 +333,32 @@ class Executable:
 
 class ShaderModel(EngineModel[Executable]):
     """A prepared model of shaders. Its arguments may lie in the device's memory."""
+
+    _later: Staging | None = None
+
+    def improved_by(self, later: Staging | None) -> Self:
+        """The model itself, with *later*, which finds faster shaders for it."""
+        self._later = later
+        return self
+
+    @property
+    def cache_report(self) -> CacheReport:  # type: ignore[override]  # a late write changes it
+        later = self._later
+        return self.report if later is None else later.report or self.report
+
+    def become(self, executable: Executable) -> None:
+        """Goes on with *executable*. Runs of other threads finish with the old one."""
+        if not self.closed:
+            self.executable = executable
+
+    def after_run(self, config: ExecutionConfig) -> None:
+        if self._later is not None:
+            self._later.after_run(self, config)
+
+    def close(self) -> None:
+        super().close()
+        if self._later is not None:
+            self._later.close()
 
     def forward(self, source: Argument, target: Argument) -> bool | None:
         if isinstance(target, DeviceValue):

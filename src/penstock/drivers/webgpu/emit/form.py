@@ -11,24 +11,34 @@ from msgspec.structs import replace
 
 from penstock.compiler.interpreter import constant_elements, product_of
 from penstock.compiler.program import Access, Kernel, Program
+from penstock.drivers.webgpu.calls import GROUP
 from penstock.drivers.webgpu.emit.address import Flat, flat_of, joined
 from penstock.ir import DType, NDArray
 
 LANES: Final = 4
 """Channels of a vector, and 8-bit elements of a word."""
 
-POSITIONS: Final = 4
-"""The most positions of a thread."""
 
-GROUPS: Final = 2
-"""The most vectors of channels of a thread."""
+class Shape(Struct, frozen=True, array_like=True):
+    """How much a thread computes at most, positions and vectors of channels, and the threads of a
+    workgroup.
+    """
+
+    positions: int = 4
+    groups: int = 2
+    threads: int = GROUP
+
+
+DEFAULT: Final = Shape()
+"""The shape of every kernel until others were measured."""
 
 LEAST_ROWS: Final = 32
 """Positions from which on the threads of a workgroup have the same channels: all of them read the
 same filters.
 """
 
-MOST_ROWS: Final = 65_535 * 64
+MOST_GROUPS: Final = 65_535
+"""Workgroups of one dimension."""
 
 HALF_ERROR: Final = 2.0**-11
 """The rounding error of a normal float16, relative to the value."""
@@ -50,7 +60,7 @@ class Form(Struct, frozen=True):
     *words*: four factors of 8 bits are multiplied at once, along the loop *last*. *vectors*: the
     data is read four elements at once, along that loop or, *across*, along the channels.
     *packed*: the filters are constant, and laid out as `packed` does; *halves*: as float16,
-    multiplied by so much (0: as float32).
+    multiplied by so much (0: as float32). A workgroup has so many *threads*.
     """
 
     loops: tuple[int, ...]
@@ -68,6 +78,19 @@ class Form(Struct, frozen=True):
     vectors: bool
     packed: bool
     halves: int = 0
+    threads: int = GROUP
+
+    def shaped(self, shape: Shape) -> Form:
+        """The same with threads of *shape*, as far as the loops allow. Results are the same bits:
+        each sum is added in the same order.
+        """
+        positions = self.positions
+        return replace(
+            self,
+            many=1 if positions is None else min(shape.positions, self.loops[positions]),
+            groups=1 if self.across else min(shape.groups, -(-self.loops[self.channel] // LANES)),
+            threads=shape.threads,
+        )
 
     @property
     def channel(self) -> int:
@@ -95,7 +118,7 @@ class Form(Struct, frozen=True):
     @property
     def in_rows(self) -> bool:
         """Whether the threads of a workgroup have the same channels."""
-        return LEAST_ROWS <= self.tiles <= MOST_ROWS
+        return LEAST_ROWS <= self.tiles <= MOST_GROUPS * self.threads
 
 
 def form_of(program: Program, kernel: Kernel) -> Form | None:
@@ -140,11 +163,9 @@ def form_of(program: Program, kernel: Kernel) -> Form | None:
     positions = free[-1] if free else None
     last = outer + max((k for k, size in enumerate(reduced) if size != 1), default=0)
     form = Form(
-        loops, reduced, data, filters, zeros, flats, positions,
-        min(POSITIONS, loops[positions]) if positions is not None else 1,
-        1 if across or kernel.loops[channel] <= LANES else GROUPS,
-        last, across, words=False, vectors=False, packed=packed,
-    )  # fmt: skip
+        loops, reduced, data, filters, zeros, flats, positions, 1, 1, last, across,
+        words=False, vectors=False, packed=packed,
+    ).shaped(DEFAULT)  # fmt: skip
     return _by_fours(program, kernel, form, types)
 
 

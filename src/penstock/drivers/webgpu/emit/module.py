@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -24,8 +23,16 @@ from penstock.drivers.webgpu.calls import (
 from penstock.drivers.webgpu.emit.form import Form, form_of, halves_of, packed
 from penstock.drivers.webgpu.emit.nest import nest
 from penstock.drivers.webgpu.emit.routine import NS_A_TURN, routine
-from penstock.drivers.webgpu.emit.shader import Printed, Slot, divided
+from penstock.drivers.webgpu.emit.shader import Slot
 from penstock.drivers.webgpu.emit.sharing import Fixed, array_of, shared
+from penstock.drivers.webgpu.emit.sketch import (
+    Drawing,
+    Printing,
+    drawing_of,
+    encoded,
+    numbered,
+    whole_text,
+)
 from penstock.drivers.webgpu.emit.tile import tile
 from penstock.interrupts import polled
 from penstock.ir import DType
@@ -42,16 +49,14 @@ FIXED: Final[Mapping[str, Fixed]] = {"nest": "costly", "routine": "all"}
 """Which numbers of shaders of a template are not shared."""
 
 
-class Module(msgspec.Struct, frozen=True, eq=False):
-    """What `generate` makes of a program. *constants* are bytes for the constants' buffer, and
-    *numbers* for that of the numbers in which kernels of one shader differ.
+class Module(Printing, frozen=True, eq=False):
+    """What `generate` makes of a program. *constants* are bytes for the constants' buffer, *sketch*
+    is what shaders can be printed from with threads of other shapes.
     """
 
-    shaders: tuple[str, ...]
-    calls: tuple[Call, ...]
     layout: Layout
     constants: np.ndarray
-    numbers: bytes
+    sketch: bytes
 
 
 def generate(program: Program, *, is_relaxed: bool = False) -> Module:
@@ -76,6 +81,7 @@ def generate(program: Program, *, is_relaxed: bool = False) -> Module:
             places[root] = "constants", constants.place(root)
     whole = max(end, 4), max(constants.size, 4)
     texts = list[tuple[str, Fixed]]()
+    drawings = dict[str, Drawing]()
     calls = list[Call]()
     for kernel, (form, more, read) in polled(zip(kernels, chosen, strict=True)):
         bindings, slots = _bound(program, (kernel.write.tensor, *read), places, whole)
@@ -89,8 +95,12 @@ def generate(program: Program, *, is_relaxed: bool = False) -> Module:
         template = template_of(kernel, form)
         estimate = _estimate(kernel, template)
         divides = estimate >= DIVIDED_NS and math.prod(printed.groups) > 1
-        text = divided(printed.text) if divides else printed.text
-        text = _declared(bindings, printed, len(more)) + text
+        text = whole_text(bindings, printed, len(more), divides=divides)
+        if form is not None and text in drawings:
+            same = drawings[text]
+            drawings[text] = replace(same, calls=(*same.calls, len(calls)))
+        elif form is not None:
+            drawings[text] = drawing_of(program, kernel, form, slots, len(more), len(calls))
         texts.append((text, FIXED.get(template, "none")))
         calls.append(
             Call(
@@ -107,13 +117,12 @@ def generate(program: Program, *, is_relaxed: bool = False) -> Module:
     sharing = shared(texts)
     numbers = bytearray()
     for at, (shader, own) in enumerate(sharing.users):
-        bindings = calls[at].bindings
-        if own:
-            contents = array_of(own).tobytes()
-            bindings = (*bindings, Binding("numbers", len(numbers), len(contents)))
-            numbers += contents.ljust(_aligned(len(contents)), b"\0")
+        bindings = (*calls[at].bindings, *numbered(numbers, array_of(own).tobytes()))
         calls[at] = replace(calls[at], shader=shader, bindings=bindings)
-    return Module(sharing.shaders, tuple(calls), layout, constants.packed(), bytes(numbers))
+    return Module(
+        sharing.shaders, tuple(calls), bytes(numbers), layout, constants.packed(),
+        encoded([*drawings.values()]),
+    )  # fmt: skip
 
 
 def template_of(kernel: Kernel, form: Form | None) -> str:
@@ -191,21 +200,6 @@ def _bound(
 
 def _words(size: int) -> int:
     return max(4, -(-size // 4) * 4)
-
-
-def _declared(bindings: tuple[Binding, ...], printed: Printed, packs: int) -> str:
-    """The declarations of *bindings*, the last of which are so many packed constants."""
-    lines, first = [], len(bindings) - packs
-    for number, binding in enumerate(bindings):
-        access = "read" if binding.buffer == "constants" else "read_write"
-        name = f"b{number}" if number < first else f"packed{number - first}"
-        word = "atomic<u32>" if name in printed.atomic else "u32"
-        word = "vec4<u32>" if name in printed.vectors else word
-        word = "vec2<u32>" if name in printed.pairs else word
-        lines.append(
-            f"@group(0) @binding({number}) var<storage, {access}> {name}: array<{word}>;\n"
-        )
-    return "".join(lines)
 
 
 class _Constants:

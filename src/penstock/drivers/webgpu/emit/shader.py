@@ -103,20 +103,24 @@ def decoded(sizes: Sequence[int], flat: str) -> list[str]:
     return lines
 
 
-def groups_of(threads: int) -> tuple[tuple[int, int, int], int]:
-    """Workgroups for so many threads, and the threads of one row of them."""
-    count = max(1, -(-threads // GROUP))
+def groups_of(threads: int, group: int) -> tuple[tuple[int, int, int], int]:
+    """Workgroups of *group* threads for so many, and the threads of one row of workgroups."""
+    count = max(1, -(-threads // group))
     rows = -(-count // MOST_GROUPS)
     columns = -(-count // rows)
-    return (columns, rows, 1), columns * GROUP
+    return (columns, rows, 1), columns * group
 
 
-def entry_point(threads: int, lines: Sequence[str]) -> tuple[list[str], tuple[int, int, int]]:
-    """The entry point, which runs *lines* for each `t`, an i32, of so many threads."""
-    groups, row = groups_of(threads)
+def entry_point(
+    threads: int, lines: Sequence[str], group: int = GROUP
+) -> tuple[list[str], tuple[int, int, int]]:
+    """The entry point, which runs *lines* for each `t`, an i32, of so many threads. A workgroup
+    has *group* of them.
+    """
+    groups, row = groups_of(threads, group)
     first = "i32(g.x)" if groups[1] == 1 else f"i32(g.x) + i32(g.y) * {row}"
     return [
-        f"@compute @workgroup_size({GROUP})",
+        f"@compute @workgroup_size({group})",
         "fn main(@builtin(global_invocation_id) g: vec3<u32>) {",
         f"let t = {first};",
         f"if (t >= {threads}) {{ return; }}",

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.compiler.program import Access, Kernel, Program
-from penstock.drivers.webgpu.calls import GROUP
 from penstock.drivers.webgpu.emit.address import Flat, Walk
 from penstock.drivers.webgpu.emit.form import BYTES, LANES, Form
 from penstock.drivers.webgpu.emit.scalars import Scalars, cast
@@ -116,15 +115,15 @@ class _Tile:
                 "@builtin(global_invocation_id) g: vec3<u32>, @builtin(workgroup_id) w: vec3<u32>"
             )
             head = [
-                f"@compute @workgroup_size({GROUP})",
+                f"@compute @workgroup_size({form.threads})",
                 f"fn main({given}) {{",
                 "let t = i32(g.x);",
                 f"if (t >= {form.tiles}) {{ return; }}",
             ]
             main = [*head, *lines, "}"]
-            groups = -(-form.tiles // GROUP), form.blocks, 1
+            groups = -(-form.tiles // form.threads), form.blocks, 1
         else:
-            main, groups = entry_point(form.tiles * form.blocks, lines)
+            main, groups = entry_point(form.tiles * form.blocks, lines, form.threads)
         vectors = {FILTERS, BEGIN} if form.packed and not form.halves else set[str]()
         pairs = {FILTERS} if form.halves else set[str]()
         if form.vectors and not form.across:
