@@ -143,6 +143,18 @@ def test_element_types_and_families_have_scales_of_their_own() -> None:
         assert found.of(cell, SIZES[2]) == pytest.approx(scale * time_of(SIZES[2]), rel=0.1)
 
 
+def test_a_cell_of_one_sample_stays_nearer_to_its_like_than_one_of_many() -> None:
+    kinds = ("CONV_2D", "CONV_2D 1x1", "BATCH_MATMUL", "SVDF", "LSTM")
+    cells = [f"{kind} float32" for kind in kinds]
+    shipped = EngineCosts(dict.fromkeys(cells, TRUTH), {}, {}, 1_000, 0, 1.8, "")
+    timings = [timed(STEP, 1_000, (1, 1, 1, 0))]
+    timings += [timed(cell, 1_000 + time_of(f), f) for cell in cells[1:] for f in SIZES]
+    for sizes, least, most in ((SIZES[:1], 1.5, 3.5), (SIZES, 3.7, 4.1)):
+        own = [timed(cells[0], 1_000 + 4 * time_of(f), f) for f in sizes]
+        found = fit([*timings, *own], shipped, "a test").of(cells[0], SIZES[1]) or 0.0
+        assert least < found / time_of(SIZES[1]) < most
+
+
 def test_one_kind_that_a_shipped_table_has_wrong_scales_no_other() -> None:
     kinds = ("CONV_2D", "CONV_2D 1x1", "CONV_2D few", "CONV_2D long", "TRANSPOSE_CONV")
     cells = [f"{kind} int8" for kind in kinds]

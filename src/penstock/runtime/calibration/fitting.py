@@ -201,7 +201,8 @@ class _Scales:
                 for timing in group
             ]
             kind, _, dtype = cell.rpartition(" ")
-            for name in (cell, f"{_family(kind)} {dtype}", _family(kind), EVERY_CELL):
+            self._logs[cell] = found
+            for name in (f"{_family(kind)} {dtype}", _family(kind), EVERY_CELL):
                 self._logs.setdefault(name, []).append(statistics.mean(found))
 
     def own(self, timing: Timing) -> float:
@@ -226,11 +227,18 @@ class _Scales:
         return (before[0] + more, *before[1:])
 
     def of(self, cell: str) -> float:
-        """The expected scale of *cell*, from itself or from the most similar ones."""
-        for name in (cell, *_shared(cell)):
-            if logs := self._logs.get(name):
-                return math.exp(statistics.median(logs))
-        return 1.0
+        """The expected scale of *cell*, from its samples or from the most similar cells.
+
+        One sample alone errs by more than cells of one sort of work and element type differ: these
+        count as one sample more.
+        """
+        own = self._logs.get(cell, [])
+        if own:
+            kind, _, dtype = cell.rpartition(" ")
+            similar = self._logs[f"{_family(kind)} {dtype}"]
+        else:
+            similar = next((self._logs[n] for n in _shared(cell) if n in self._logs), [0.0])
+        return math.exp((math.fsum(own) + statistics.median(similar)) / (len(own) + 1))
 
     def expected(self, cell: str) -> Features | None:
         """The cell as shipped with what any operation costs, scaled. None if it is not shipped."""
