@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 from penstock.driverkit.engine import POLL_SECONDS, Limits, check_limits
 from penstock.drivers.webgpu.declarations import parsed_declarations
 from penstock.drivers.webgpu.installation import SOFTWARE, keep_shaders
+from penstock.drivers.webgpu.structs import structs_made_later
 from penstock.drivers.webgpu.turns import Turns
 from penstock.drivers.webgpu.watchdog import LOOK_SECONDS, Watchdog, Work
 from penstock.errors import (
@@ -187,7 +188,7 @@ def adapters() -> tuple[Sequence[Any], Sequence[Any]]:
     with _first:
         if not _opened:
             keep_shaders()
-            with parsed_declarations():
+            with parsed_declarations(), structs_made_later():
                 from wgpu.backends.wgpu_native.extras import set_instance_extras
 
             # The library asks every interface of the system otherwise, and some print warnings.
