@@ -44,7 +44,9 @@ ROUND_S: Final = 0.5
 """Seconds of runs of each subject in a round; at least one run."""
 
 FIRST_S: Final = 240.0
-"""Seconds until the first outputs, after which a subject does not race."""
+"""Seconds until a subject has its first outputs and, Penstock, the shapes of its threads, after
+which it does not race.
+"""
 
 QUICK_MACS: Final = 50_000_000
 COUNTED_MACS: Final = 1_000_000
@@ -267,12 +269,13 @@ HEAD: Final = """\
 Written by `python -m benchmarks.gpu`: the device `webgpu-software` beside LiteRT's WebGPU
 accelerator (`.tflite`) and ONNX Runtime's WebGPU provider without fallback to the processor
 (`.onnx`), all on Mesa's software Vulkan, which computes on the processor. Nothing here is of a
-graphics processor. Each subject computes in a process of its own, Penstock without a host process
-(`isolate=False`). A ratio is the median over the rounds of Penstock's time over the other's: below
-1, Penstock is faster. *off* is the distance from the recorded outputs: steps of integers, shares of
-the largest output of floats; "?" where other outputs were recorded. *first* is until the first
-outputs, less where the driver's cache has shaders of earlier runs. The geometric means are of
-networks above a million multiply-accumulates.
+graphics processor. Each subject computes in a process of its own, Penstock without a host
+process (`isolate=False`), once it has measured the shapes of its threads. A ratio is the median
+over the rounds of Penstock's time over the other's: below 1, Penstock is faster. *off* is the
+distance from the recorded outputs: steps of integers, shares of the largest output of floats;
+"?" where other outputs were recorded. *first* is until the first outputs, less where the
+driver's cache has shaders of earlier runs. The geometric means are of networks above a million
+multiply-accumulates.
 """
 
 
