@@ -36,7 +36,9 @@ class Runnable(Protocol):
     """
 
     def run(self, inputs: Inputs, outputs: Outputs, config: hal.ExecutionConfig) -> Copies:
-        """Runs once. If it raises, the engine does not write to *outputs* any more."""
+        """Runs once. If it raises, the engine does not write to *outputs* any more, and the error's
+        `copies` are those made before.
+        """
 
 
 class MeasuredRun(Runnable, Protocol):
@@ -84,6 +86,7 @@ class Profiler(Generic[M]):
 
 
 R = TypeVar("R", bound=Runnable)
+T = TypeVar("T")
 
 
 class RunPool(Generic[R]):
@@ -106,18 +109,28 @@ class RunPool(Generic[R]):
         after: Callable[[R], None] | None = None,
     ) -> Copies:
         """Runs once, then calls *after* with the run. Raises `DeadObject` in a forked child."""
-        if (reason := self._unusable()) is not None:
-            raise DeadObject(reason)
-        # `pop` and `append` of a list are atomic.
-        try:
-            run = self._free.pop()
-        except IndexError:
-            run = self._make()
+        run = self._taken()
         copies = run.run(inputs, outputs, config)
         if after is not None:
             after(run)
         self._free.append(run)
         return copies
+
+    def call(self, function: Callable[[R], T]) -> T:
+        """The result of *function* for a run. Raises `DeadObject` in a forked child."""
+        run = self._taken()
+        result = function(run)
+        self._free.append(run)
+        return result
+
+    def _taken(self) -> R:
+        if (reason := self._unusable()) is not None:
+            raise DeadObject(reason)
+        # `pop` and `append` of a list are atomic.
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._make()
 
 
 E = TypeVar("E", bound=Runnable)
@@ -162,16 +175,7 @@ class EngineModel(hal.PreparedModelBase, Generic[E]):
             config.cancel.check()
         executable = self.current(config)
         measured = self._measured(executable, began) if config.measure else None
-        given, wanted = lent_arrays(request.inputs), lent_arrays(request.outputs)
-        if given is not None and wanted is not None:
-            copies = self._run(measured or executable, given, wanted, config)
-        else:
-            from penstock.driverkit.request_arrays import bound_arrays
-
-            with ExitStack() as held:
-                claim = held.enter_context(self.device.claimed(self, request))
-                inputs, outputs = held.enter_context(bound_arrays(request, self.model.entry, claim))
-                copies = self._run(measured or executable, inputs, outputs, config)
+        copies = self.run_request(measured or executable, request, config)
         if not config.measure:
             self.after_run(config)
             return hal.ExecutionResult(copies=tuple(copies)) if copies else hal.DONE
@@ -181,6 +185,20 @@ class EngineModel(hal.PreparedModelBase, Generic[E]):
         if measured is not None:
             timing = hal.Timing(None, measured.duration_ns, measured.timings)
         return hal.ExecutionResult((), timing, tuple(copies or ()))
+
+    def run_request(
+        self, executable: Runnable, request: hal.Request, config: hal.ExecutionConfig
+    ) -> Copies:
+        """Runs *executable* on the arguments of *request*, which was validated."""
+        given, wanted = lent_arrays(request.inputs), lent_arrays(request.outputs)
+        if given is not None and wanted is not None:
+            return self._run(executable, given, wanted, config)
+        from penstock.driverkit.request_arrays import bound_arrays
+
+        with ExitStack() as held:
+            claim = held.enter_context(self.device.claimed(self, request))
+            inputs, outputs = held.enter_context(bound_arrays(request, self.model.entry, claim))
+            return self._run(executable, inputs, outputs, config)
 
     def current(self, config: hal.ExecutionConfig) -> E:
         """The executable of the next run. Raises `GeneralFailure` once the model is closed."""
@@ -216,10 +234,18 @@ class EngineModel(hal.PreparedModelBase, Generic[E]):
             if (out := self.forward(inputs[source], target)) is not None:
                 copies.append(copied(output if out else source, target.nbytes, began, out=out))
         if wanted := [outputs[k] for k in self._computed]:
-            for copy in executable.run(inputs, wanted, config) or ():
-                at = self._computed[copy.argument] if copy.out else copy.argument
-                copies.append(replace(copy, argument=at))
+            try:
+                copies += self._renumbered(executable.run(inputs, wanted, config))
+            except DriverError as error:
+                error.copies = (*copies, *self._renumbered(error.copies))
+                raise
         return copies
+
+    def _renumbered(self, copies: Copies) -> list[hal.ArgumentCopy]:
+        """*copies* of an executable, by the numbers of the model's inputs and outputs."""
+        return [
+            replace(c, argument=self._computed[c.argument]) if c.out else c for c in copies or ()
+        ]
 
     def _measured(self, executable: E, began_ns: int) -> MeasuredRun | None:
         if self._profilers is None or not self._computed:

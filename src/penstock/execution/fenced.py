@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,11 +17,14 @@ from penstock.execution.arena import is_sized
 from penstock.execution.asynchronous import LinkedToken
 from penstock.execution.inputs import is_bindable
 from penstock.execution.interface import Outputs
+from penstock.execution.relay import CallersFenceFailed, Relay, RunFence, result_of
 from penstock.execution.run import Run, StepTrace, note_copies, note_lost
 from penstock.execution.step import Step
 from penstock.execution.variant import Variant
 from penstock.hal.fence import is_fence, remaining_ns, remaining_seconds, signals_in_time
+from penstock.hal.prepared import await_fences
 from penstock.ir import NDArray
+from penstock.memory.buffer import DeviceBuffer
 
 if TYPE_CHECKING:
     from penstock.execution.executable import Executable, Gate
@@ -126,13 +129,10 @@ class Chain:
 
     def _check(self, launched: Sequence[Launched]) -> None:
         """Raises the error of the first step that failed; the receipt records the others."""
-        from penstock.ipc.pools import RemoteFence
-
         ended = perf_counter_ns()
         for one in launched:
             prepared = one.step.prepared
-            if isinstance(one.fence, RemoteFence):
-                note_copies(prepared, one.fence.result, self._run)
+            note_copies(prepared, result_of(one.fence), self._run)
             if (error := one.fence.error()) is not None:
                 self._note(one.step, error)
                 raise error
@@ -151,15 +151,6 @@ class Launched(NamedTuple):
     began_ns: int
 
 
-def await_fences(wait_for: Sequence[hal.Fence], config: hal.ExecutionConfig) -> None:
-    """Waits for every fence. Raises `GeneralFailure`, `MissedDeadlineTransient`, `Cancelled`."""
-    for fence in wait_for:
-        if not signals_in_time(fence, config):
-            raise errors.MissedDeadlineTransient("a fence did not signal before the deadline")
-        if (failure := fence.error()) is not None:
-            raise errors.GeneralFailure(f"a fence this run waits for failed: {failure}")
-
-
 CALLBACK_SECONDS: Final = 1.0
 """Most seconds that `result` waits for callbacks of the fence, which may call it themselves."""
 
@@ -174,7 +165,7 @@ class FencedRun:
     """
 
     def __init__(self) -> None:
-        self.fence = hal.EventFence()
+        self.fence = RunFence()
         self._outputs: Outputs | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -282,7 +273,7 @@ def start_fenced(
 
     def work() -> None:
         try:
-            run.end(_run(start), None)
+            run.end(_run(start, run.fence.launch), None)
         except BaseException as error:  # noqa: BLE001  # reported by the fence and by `result`
             run.end(None, error)
 
@@ -329,10 +320,10 @@ def _checked(
     return Start(executable, inputs, wait_for, out, state, config, after)
 
 
-def _run(start: Start) -> Outputs:
+def _run(start: Start, launched: Callable[[hal.Fence], None] | None = None) -> Outputs:
     token = BeginToken(start.config.cancel, start.executable.gate, start.wait_for)
     try:
-        return _run_behind(start, token, perf_counter_ns())
+        return _run_behind(start, token, perf_counter_ns(), launched)
     except errors.Cancelled as error:
         if not token.is_closed:
             raise
@@ -340,9 +331,13 @@ def _run(start: Start) -> Outputs:
         raise errors.ClosedError(text) from error
 
 
-def _run_behind(start: Start, token: BeginToken, began: int) -> Outputs:
+def _run_behind(
+    start: Start, token: BeginToken, began: int, launched: Callable[[hal.Fence], None] | None
+) -> Outputs:
     executable, config, after, out = start.executable, start.config, start.after, start.out
     behind = replace(config, cancel=token)
+    if _may_relay(start):
+        return _relayed(start, behind, launched)
     if not _may_chain(start):
         await_fences(start.wait_for, behind)
         left = remaining_ns(config.deadline_ns)
@@ -375,6 +370,60 @@ def _run_behind(start: Start, token: BeginToken, began: int) -> Outputs:
     return Outputs(results, exchange.output_names, run.receipt)
 
 
+def _relayed(
+    start: Start, behind: hal.ExecutionConfig, launched: Callable[[hal.Fence], None] | None
+) -> Outputs:
+    """A run whose only step its driver gets behind the fences of other drivers."""
+    relay = Relay(start.wait_for, launched)
+    relay.await_others(behind)
+    run = Run(start.config, perf_counter_ns(), relay=relay)
+    try:
+        outputs = start.executable.run(run, start.inputs, start.out)
+        relay.check(start.config)
+    except CallersFenceFailed as failed:
+        raise failed.error from failed
+    return outputs
+
+
+def _may_relay(start: Start) -> bool:
+    """Whether the plan is a single step with device buffers, which a driver may launch before the
+    fences have signalled.
+
+    False where a run that is abandoned at its limits would write to the caller's arrays later.
+    """
+    executable, config = start.executable, start.config
+    if executable.is_dynamic or executable.state is not None or executable.feedback is not None:
+        return False
+    base = executable.base
+    if not (len(base.steps) == 1 and isinstance(step := base.steps[0], Step)):
+        return False
+    inputs, out = _listed(start.inputs), _listed(start.out)
+    device = step.prepared.device.name
+
+    def lies_there(value: object) -> bool:
+        return isinstance(value, DeviceBuffer) and value.device == device
+
+    bound = [value for value in (*inputs, *out) if is_bindable(value)]
+    limited = config.deadline_ns is not None or config.cancel is not None
+    return (
+        bool(bound)
+        and all(map(lies_there, bound))
+        and base.delivers_its_own
+        and base.shadow is None
+        and not base.is_pending
+        and not config.measure
+        and start.after is None
+        and not (limited and not (out and all(map(lies_there, out))))
+    )
+
+
+def _listed(given: object) -> list[Any]:
+    """The values of a mapping or a sequence."""
+    if isinstance(given, Mapping):
+        return [*given.values()]
+    return [*given] if isinstance(given, Sequence) else []
+
+
 def _may_chain(start: Start) -> bool:
     """Whether steps can be launched before the fences that they wait for have signalled.
 
@@ -386,12 +435,7 @@ def _may_chain(start: Start) -> bool:
     if start.executable.is_dynamic:
         return False
     base = start.executable.base
-    given: list[Any] = []
-    for part in (start.inputs, start.out):
-        if isinstance(part, Mapping):
-            given += part.values()
-        elif isinstance(part, Sequence):
-            given += part
+    given = [*_listed(start.inputs), *_listed(start.out)]
     return not (
         start.state is not None
         or start.executable.feedback is not None

@@ -40,6 +40,7 @@ from penstock.memory.copies import CopyReceipt
 from penstock.partitioning.plan import WHOLE
 
 if TYPE_CHECKING:
+    from penstock.execution.relay import Relay
     from penstock.hal import Device, PrepareConfig
     from penstock.memory.bound import BoundMemory
     from penstock.partitioning.plan import ExecutionPlan
@@ -126,7 +127,8 @@ class Run(Struct):
 
     *config* has the deadline and the cancel token. *values* maps operands of the planned model to
     arrays. *places* are preallocated buffers that are reused from run to run. *bound* are operands
-    in memory other than host arrays, such as device buffers.
+    in memory other than host arrays, such as device buffers. *relay* launches the run's only step
+    behind fences.
 
     The other fields go into the receipt. *failures* are those at the step that no fallback device
     could run. *notes* become text when the receipt is made. Times are of `time.perf_counter_ns`.
@@ -139,6 +141,7 @@ class Run(Struct):
     values: dict[int, NDArray] = {}
     places: Places = NO_PLACES
     bound: Mapping[int, BoundMemory] | None = None
+    relay: Relay | None = None
     steps: list[StepTrace] = []
     copies: list[CopyReceipt] = []
     compiles: int = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.execution.arena import allocate, is_sized, lent
 from penstock.execution.results import Copying, call_execute, check_result, grown_sizes, shaped
 from penstock.execution.run import Run
 from penstock.hal import (
+    DONE,
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
@@ -20,6 +22,7 @@ from penstock.hal import (
     PoolArgument,
     Request,
     RequestArgument,
+    TokenArgument,
 )
 from penstock.hal.device import mappable_kinds, preferred_memory
 from penstock.ir import DataLocation, DType, NDArray, Operand
@@ -136,7 +139,7 @@ def transfer(ports: Ports, prepared: PreparedStep, run: Run) -> ExecutionResult:
     in_pools = not capabilities.accepts_host_memory
     private = not capabilities.shares_host_memory and not in_pools
     copying = Copying(ports.step, prepared.device.name, run.copies)
-    buffers = None if not run.bound else Buffers(ports, prepared, values, run.bound, copying)
+    buffers = None if not run.bound else Buffers(ports, prepared, run, run.bound, copying)
     taken, bound = ({}, {}) if buffers is None else (buffers.inputs, buffers.outputs)
     inputs = tuple(
         taken[i] if i in taken else _input(i, o, values[i], copying, private)
@@ -158,6 +161,11 @@ def transfer(ports: Ports, prepared: PreparedStep, run: Run) -> ExecutionResult:
             if in_pools:
                 every = [i for i, _ in (*ports.inputs, *ports.outputs)]
                 result = execute_in_pools(every, prepared, request, config, copying)
+            elif run.relay is not None and buffers is not None:
+                # A fallback device begins after the fences.
+                relay, run.relay = run.relay, None
+                result = relay.execute(prepared, request, config, buffers.at_launch)
+                run.notes += relay.notes
             else:
                 result = call_execute(prepared, request, config)
             check_result(result, operands, given)
@@ -198,10 +206,11 @@ class Buffers:
         self,
         ports: Ports,
         prepared: PreparedStep,
-        values: dict[int, NDArray],
+        run: Run,
         bound: Mapping[int, BoundMemory],
         copying: Copying,
     ) -> None:
+        values = run.values
         self.pools: list[Memory] = []
         self.inputs: dict[int, RequestArgument] = {}
         self.outputs: dict[int, RequestArgument] = {}
@@ -214,6 +223,8 @@ class Buffers:
                 continue
             found = bound[index].argument(StepUse(device, model, "input", position), self.pools)
             if found is None:
+                if run.relay is not None:
+                    run.relay.await_drivers(run.config)
                 values[index] = copying.fetch(bound[index], index)
             else:
                 self.inputs[index] = found
@@ -241,6 +252,15 @@ class Buffers:
             if (gone := self._bound[index].gone()) is not None:
                 gone.copies = error.copies
                 raise gone from error
+
+    @property
+    def at_launch(self) -> Callable[[], None] | None:
+        """Marks the outputs as written, before they are; None if some lie outside the device's own
+        memory.
+        """
+        arguments = (self.outputs.get(i) for i, _ in self._ports.outputs)
+        whole = all(isinstance(argument, TokenArgument) for argument in arguments)
+        return partial(self.finish, DONE) if whole else None
 
     def finish(self, result: ExecutionResult) -> None:
         """After a successful execution: gives the outputs their values, also copied ones."""

@@ -30,6 +30,7 @@ from penstock.arguments import check_kind
 
 if TYPE_CHECKING:
     from penstock.hal.config import ExecutionConfig
+    from penstock.hal.request import ArgumentCopy
 
 
 CANCEL_POLL_NS: Final = 10_000_000
@@ -57,6 +58,9 @@ class Fence(Protocol):
 
 class EventFence:
     """A fence in this process. Safe from any thread."""
+
+    copies: tuple[ArgumentCopy, ...] = ()
+    """Of a driver's execution: the copies that the driver made for its arguments."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -187,6 +191,9 @@ class DescriptorFence:
     descriptor left. Safe from any thread.
     """
 
+    copies: tuple[ArgumentCopy, ...] = ()
+    """As `EventFence.copies`; they are not sent with the descriptor."""
+
     def __init__(self, fd: int) -> None:
         self._fd = -1
         if type(fd) is not int:
@@ -307,12 +314,15 @@ def fence_pair() -> tuple[FenceSignal, DescriptorFence]:
 def as_descriptor(fence: Fence) -> DescriptorFence:
     """*fence* as one that can be sent to another process; the same object if it already can.
 
-    A fence of another kind than `EventFence` is waited for in a separate thread. Raises
-    `InputError` for an argument that is no fence.
+    A fence that stands for a descriptor alone has it as its `descriptor`. A fence of another kind
+    than `EventFence` is waited for in a separate thread. Raises `InputError` for an argument that
+    is no fence.
     """
     if isinstance(fence, DescriptorFence):
         return fence
     check_fence(fence)
+    if isinstance(own := getattr(fence, "descriptor", None), DescriptorFence):
+        return own
     signal, descriptor = fence_pair()
 
     def pass_on() -> None:
@@ -324,6 +334,20 @@ def as_descriptor(fence: Fence) -> DescriptorFence:
     else:
         threading.Thread(target=pass_on, name="penstock-fence", daemon=True).start()
     return descriptor
+
+
+def identity_of(fence: object) -> tuple[int, int] | None:
+    """What all duplicates of the fence's descriptor have in common, in every process, while one of
+    them is open; None for a fence without a descriptor.
+    """
+    number = getattr(fence, "fileno", None)
+    if number is None or sys.platform == "win32":
+        return None
+    try:
+        status = os.fstat(number())
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _message(fd: int) -> tuple[errors.ErrorStatus, str] | None:

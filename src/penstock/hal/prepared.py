@@ -93,7 +93,9 @@ class PreparedModel(Protocol):
         """Starts once every fence of *wait_for* has signalled; the returned fence signals the end.
 
         If an input fence fails, the execution and its fence fail with `GeneralFailure`. Outputs of
-        unknown shape raise `InvalidArgument`. Nothing is written after the returned fence signals.
+        unknown shape raise `InvalidArgument`. Nothing is written after the returned fence signals,
+        except to device buffers, where later uses see what was written before them. The fence's
+        `copies`, if it has that attribute, are those that the driver made.
         """
 
     def configure_burst(self) -> Burst:
@@ -180,29 +182,39 @@ def execute_fenced(
     timeout_after_fence_ns: int | None = None,
 ) -> Fence:
     """Waits in the calling thread, executes, and returns a signalled fence."""
-    from penstock.hal.fence import EventFence, signals_in_time
+    from penstock.hal.fence import EventFence
 
     if (model := getattr(prepared, "model", None)) is not None:
         validate_fenced(model)
     done = EventFence()
-    for fence in wait_for:
-        if not signals_in_time(fence, config):
-            done.signal(MissedDeadlineTransient("a fence did not signal before the deadline"))
-            return done
-        if (failure := fence.error()) is not None:
-            done.signal(GeneralFailure(f"a fence this execution waits for failed: {failure}"))
-            return done
-    if timeout_after_fence_ns is not None:
-        latest = time.monotonic_ns() + timeout_after_fence_ns
-        deadline = latest if config.deadline_ns is None else min(latest, config.deadline_ns)
-        config = replace(config, deadline_ns=deadline)
     try:
-        prepared.execute(request, config)
+        await_fences(wait_for, config)
+        if timeout_after_fence_ns is not None:
+            latest = time.monotonic_ns() + timeout_after_fence_ns
+            deadline = latest if config.deadline_ns is None else min(latest, config.deadline_ns)
+            config = replace(config, deadline_ns=deadline)
+        result: object = prepared.execute(request, config)
     except DriverError as error:
+        done.copies = error.copies
         done.signal(error)
     else:
+        if isinstance(result, ExecutionResult):
+            done.copies = result.copies
         done.signal()
     return done
+
+
+def await_fences(wait_for: Sequence[Fence], config: ExecutionConfig) -> None:
+    """Waits for the fences of a fenced execution. Raises `GeneralFailure` if one of them failed,
+    `MissedDeadlineTransient`, `Cancelled`.
+    """
+    from penstock.hal.fence import signals_in_time
+
+    for fence in wait_for:
+        if not signals_in_time(fence, config):
+            raise MissedDeadlineTransient("a fence did not signal before the deadline")
+        if (failure := fence.error()) is not None:
+            raise GeneralFailure(f"a fence this execution waits for failed: {failure}")
 
 
 class DefaultBurst:

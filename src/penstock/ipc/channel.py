@@ -420,7 +420,8 @@ class _Call:
         for at, fence in enumerate(handles):
             if isinstance(fence, hal.DescriptorFence):
                 self.staged = None
-                late = CopyingFence(fence, staged.copies, staged.copy_back, staged.give_back)
+                back = staged.copy_back if staged.writes else None
+                late = CopyingFence(fence, staged.copies, back, staged.give_back)
                 return (*handles[:at], late, *handles[at + 1 :])
         staged.copy_back()
         return handles

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock import errors, hal
 from penstock.hal.device import preferred_memory
 from penstock.ipc import forms, remote, wire
-from penstock.ipc.codec import Packer, Unpacker
+from penstock.ipc.codec import Packer, Unpacker, made_by_driver
 from penstock.ipc.pools import PoolCopy, as_argument_copies, pool_copy_of, remote_fence
 from penstock.ipc.ring_client import Pace
 from penstock.ipc.ring_pool import RingBurst, Rings
@@ -174,7 +174,7 @@ class RemotePreparedModel(remote.RemoteObject):
             except errors.WireError as error:
                 raise remote.malformed(error) from error
             undone.pop_all()
-        return remote_fence(fence, copied, request)
+        return remote_fence(fence, copied, request, made_by_driver(reply.copies))
 
     def configure_burst(self, deadline_ns: int | None = None) -> hal.Burst:
         """A burst with its own ring if the channel shows the process's end and there is room."""

@@ -221,9 +221,9 @@ def failure_of(error: BaseException) -> wire.Failure | wire.Stopped:
     match error:
         case errors.OutputInsufficientSize(output_shapes=shapes):
             given = tuple(hal.OutputShape(tuple(d), s) for d, s in shapes)
-            return wire.Failure(error.status, _cut(error.message), given)
+            return wire.Failure(error.status, _cut(error.message), given, driver_copies(error))
         case errors.DriverError():
-            return wire.Failure(error.status, text)
+            return wire.Failure(error.status, text, (), driver_copies(error))
         case errors.Cancelled():
             return wire.Stopped("cancelled", text)
         case errors.ClosedError():
@@ -237,6 +237,18 @@ def failure_of(error: BaseException) -> wire.Failure | wire.Stopped:
     return wire.Failure(errors.ErrorStatus.GENERAL_FAILURE, text)
 
 
+MOST_COPIES: Final = 4096
+"""Copies of one execution that a message lists."""
+
+
+def driver_copies(source: object) -> tuple[hal.ArgumentCopy, ...]:
+    """The copies that a driver made, as its fence or its error lists them."""
+    found: object = getattr(source, "copies", ())
+    if not isinstance(found, tuple) or not all(isinstance(c, hal.ArgumentCopy) for c in found):
+        return ()
+    return found[:MOST_COPIES]
+
+
 def _cut(text: str) -> str:
     text = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} [...]"
     return text.encode("utf-8", "replace").decode()
@@ -248,12 +260,21 @@ def error_of(message: wire.Failure | wire.Stopped) -> errors.PenstockError:
     if isinstance(message, wire.Stopped):
         kind = errors.Cancelled if message.kind == "cancelled" else errors.ClosedError
         return kind(text)
-    if message.status is errors.ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-        shapes = [(s.dimensions, s.is_sufficient) for s in message.output_shapes]
-        return errors.OutputInsufficientSize(text, shapes)
     if message.status is errors.ErrorStatus.NONE:
         raise errors.WireError("a failure whose status says that there was none")
-    return ERRORS[message.status](text)
+    if message.status is errors.ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+        shapes = [(s.dimensions, s.is_sufficient) for s in message.output_shapes]
+        error: errors.DriverError = errors.OutputInsufficientSize(text, shapes)
+    else:
+        error = ERRORS[message.status](text)
+    if message.copies:
+        error.copies = made_by_driver(message.copies)
+    return error
+
+
+def made_by_driver(copies: Sequence[hal.ArgumentCopy]) -> tuple[hal.ArgumentCopy, ...]:
+    """*copies* that another process says that its driver made."""
+    return tuple(replace(copy, by_driver=True) for copy in copies)
 
 
 def encode(

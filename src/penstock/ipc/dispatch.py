@@ -21,7 +21,15 @@ from penstock.hal.prepared import report_of
 from penstock.hal.stages import dump, explanations, stages_of
 from penstock.ipc import forms, wire
 from penstock.ipc.client_objects import ClientObject, ClientObjects, Kind
-from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
+from penstock.ipc.codec import (
+    Descriptor,
+    Frame,
+    Packer,
+    Unpacker,
+    decode_call,
+    driver_copies,
+    failure_of,
+)
 from penstock.ipc.device_sharing import QueuedPreparedModel
 from penstock.ipc.quotas import BYTES_OF_FORM, LEAST_COUNTED, MOST_THREADS, Lease, Preparations
 from penstock.ipc.system import start_thread_or_run
@@ -225,7 +233,7 @@ class Dispatcher:
             if not fence.wait(0):
                 # If no thread can be started, this one waits: the run still uses its arguments.
                 start_thread_or_run(_release_after, fence, used.pop_all())
-        return wire.Fenced(context.pack.handle(fence))
+        return wire.Fenced(context.pack.handle(fence), driver_copies(fence))
 
     def _ring(self, call: wire.OpenRing, take: Unpacker, lease: Lease) -> Any:
         from penstock.ipc.ring import Layout

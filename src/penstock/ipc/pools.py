@@ -283,6 +283,11 @@ class CopiedRequest(Closing):
             copy.close()
 
     @property
+    def writes(self) -> bool:
+        """Whether outputs have to be copied back."""
+        return bool(self._written)
+
+    @property
     def is_plain(self) -> bool:
         """Whether no pool had to be copied."""
         return not self._pool_copies
@@ -322,19 +327,21 @@ class CopiedRequest(Closing):
 class CopyingFence:
     """*fence*, whose outputs *finish* copies back before the fence reports its signal.
 
-    *release* then frees the copies. *copies* lists what was copied so far.
+    *release* then frees the copies. *copies* lists what was copied so far. *finish* None copies
+    nothing back.
     """
 
     def __init__(
         self,
         fence: hal.Fence,
         copies: Sequence[hal.ArgumentCopy],
-        finish: Callable[[], None],
+        finish: Callable[[], None] | None,
         release: Callable[[], None],
     ) -> None:
         self._fence, self._copies = fence, copies
-        self._finish: Callable[[], None] | None = finish
-        self._release = release
+        self._finish, self._release = finish, release
+        self._moves_back = finish is not None
+        self._has_ended = False
         self._error: DriverError | None = None
         self._lock = threading.Lock()
 
@@ -342,15 +349,25 @@ class CopyingFence:
     def copies(self) -> tuple[hal.ArgumentCopy, ...]:
         return tuple(self._copies)
 
+    @property
+    def descriptor(self) -> hal.DescriptorFence | None:
+        """The fence by descriptor that it stands for; None if outputs are copied back first."""
+        if self._moves_back:
+            return None
+        if isinstance(self._fence, hal.DescriptorFence):
+            return self._fence
+        return self._fence.descriptor if isinstance(self._fence, CopyingFence) else None
+
     def wait(self, timeout_ns: int | None = None) -> bool:
         if not self._fence.wait(timeout_ns):
             return False
         with self._lock:
             finish, self._finish = self._finish, None
-            if finish is not None:
+            if not self._has_ended:
+                self._has_ended = True
                 self._error = self._fence.error()
                 try:
-                    if self._error is None:
+                    if self._error is None and finish is not None:
                         finish()
                 except DriverError as error:
                     self._error = error
@@ -365,16 +382,21 @@ class CopyingFence:
 class RemoteFence(CopyingFence):
     """The fence of a run of *request* in another process.
 
-    Its receipt has the copies made by *copied*, and by *fence* for arrays. It also has the
-    incidents of the run, and the copies for failed attempts, `before`.
+    Its receipt has the copies made by *copied*, by *fence* for arrays, and by the driver. It also
+    has the incidents of the run, and the copies for failed attempts, `before`.
     """
 
     def __init__(
-        self, fence: hal.Fence, request: hal.Request, copied: CopiedRequest | None = None
+        self,
+        fence: hal.Fence,
+        request: hal.Request,
+        copied: CopiedRequest | None = None,
+        by_driver: tuple[hal.ArgumentCopy, ...] = (),
     ) -> None:
         copied = CopiedRequest(request, copies=False) if copied is None else copied
-        super().__init__(fence, copied.copies, copied.finish, copied.close)
-        self._request = request
+        finish = copied.finish if copied.writes else None
+        super().__init__(fence, copied.copies, finish, copied.close)
+        self._request, self._by_driver = request, by_driver
         self.incidents: tuple[str, ...] = ()
         self.before: tuple[hal.ArgumentCopy, ...] = ()
 
@@ -382,28 +404,39 @@ class RemoteFence(CopyingFence):
     def result(self) -> hal.RemoteResult:
         """All copies once the fence has signalled, and the incidents."""
         arrays = self._fence.copies if isinstance(self._fence, CopyingFence) else ()
-        copies = (*self.before, *self._copies, *as_argument_copies(arrays, self._request))
+        between = (*self._copies, *as_argument_copies(arrays, self._request))
+        copies = (*self.before, *between, *self._by_driver)
         return hal.RemoteResult(copies=copies, incidents=self.incidents)
 
 
-def remote_fence(fence: hal.Fence, copied: CopiedRequest, request: hal.Request) -> hal.Fence:
+def remote_fence(
+    fence: hal.Fence,
+    copied: CopiedRequest,
+    request: hal.Request,
+    by_driver: tuple[hal.ArgumentCopy, ...],
+) -> hal.Fence:
     """*fence* of a run of *request*; one with a `result` if anything was copied for that run."""
-    if copied.is_plain and not isinstance(fence, CopyingFence):
+    if copied.is_plain and not by_driver and not isinstance(fence, CopyingFence):
         return fence
-    return RemoteFence(fence, request, copied)
+    return RemoteFence(fence, request, copied, by_driver)
 
 
 def as_argument_copies(
     copies: Iterable[hal.ArgumentCopy], request: hal.Request
 ) -> tuple[hal.ArgumentCopy, ...]:
-    """*copies* of the arrays of *request*, by their numbers, as copies of its arguments."""
+    """*copies* of the arrays of *request*, by their numbers, as copies of its arguments. Those of
+    drivers are copies of arguments already.
+    """
     arguments = [
         place
         for given in (request.inputs, request.outputs)
         for place, argument in enumerate(given)
         if isinstance(argument, hal.HostMemory)
     ]
-    return tuple(replace(copy, argument=arguments[copy.argument]) for copy in copies)
+    return tuple(
+        copy if copy.by_driver else replace(copy, argument=arguments[copy.argument])
+        for copy in copies
+    )
 
 
 def pool_copy_of(memory: hal.Memory) -> PoolCopy | None:

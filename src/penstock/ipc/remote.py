@@ -178,7 +178,7 @@ def reply_in(answer: Frame, kind: type[R]) -> R:
         raise malformed(error) from error
     if failure is not None:
         if isinstance(failure, errors.DriverError):
-            failure.copies = answer.copies
+            failure.copies = (*answer.copies, *failure.copies)
         raise failure
     if not isinstance(reply, kind):
         raise errors.GeneralFailure(

@@ -271,7 +271,7 @@ class Ring:
         except BaseException as error:
             self._failed(bound, error)
             if isinstance(error, DriverError):
-                error.copies = tuple(copies)
+                error.copies = (*copies, *error.copies)
             raise
         bound.sent()
         if not bound.is_staged:

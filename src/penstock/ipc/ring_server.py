@@ -342,6 +342,8 @@ class RingServer:
         except BaseException as error:  # noqa: BLE001  # whatever a driver raises becomes an answer
             failure = failure_of(error)
             payload = encode(failure)
+            if len(payload) > slot_bytes - ANSWER.size and isinstance(failure, wire.Failure):
+                payload = encode(replace(failure, copies=()))
             if len(payload) > slot_bytes - ANSWER.size:
                 message = f"{failure.message[:MAX_MESSAGE]} [...]"
                 payload = encode(failure_of(GeneralFailure(message)))

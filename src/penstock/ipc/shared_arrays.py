@@ -195,6 +195,11 @@ class Staged:
             assert kind is not None
             self.forms.append(forms.ArrayForm(number, offset, kind, array.shape, writable))
 
+    @property
+    def writes(self) -> bool:
+        """Whether outputs have to be copied back."""
+        return bool(self._copied)
+
     def copy_back(self) -> None:
         """Copies the outputs back into the arrays."""
         for index, at in self._copied:

@@ -26,7 +26,7 @@ from penstock.ipc.forms import (
     RoleForm,
 )
 
-WIRE_VERSION: Final = 8
+WIRE_VERSION: Final = 9
 """Increased whenever a message changes its form."""
 
 MAX_FRAME: Final = 32 << 20
@@ -266,7 +266,10 @@ class Executed(Form, frozen=True, tag="executed"):
 
 
 class Fenced(Form, frozen=True, tag="fenced"):
+    """*copies* are those that the driver made before it returned the fence."""
+
     fence: Handle
+    copies: tuple[hal.ArgumentCopy, ...] = ()
 
 
 class Done(Form, frozen=True, tag="done"):
@@ -274,11 +277,14 @@ class Done(Form, frozen=True, tag="done"):
 
 
 class Failure(Form, frozen=True, tag="failure"):
-    """A `DriverError`: the class of *status*, its message, shapes of `OutputInsufficientSize`."""
+    """A `DriverError`: the class of *status*, its message, shapes of `OutputInsufficientSize`, and
+    the copies that the driver made for the execution.
+    """
 
     status: ErrorStatus
     message: str
     output_shapes: tuple[hal.OutputShape, ...] = ()
+    copies: tuple[hal.ArgumentCopy, ...] = ()
 
 
 class Stopped(Form, frozen=True, tag="stopped"):

@@ -58,7 +58,8 @@ class Waiting:
         settings: dict[str, Any],
     ) -> Outputs:
         """Runs *compiled* with *settings*. If all shapes are known, drivers wait for fences."""
-        from penstock.execution.fenced import await_fences, run_fenced
+        from penstock.execution.fenced import run_fenced
+        from penstock.hal.prepared import await_fences
 
         after = self.after_ns / 1e9 or None
         if all(is_static(operand.shape) for operand in compiled.model.outputs):

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 from penstock.driverkit.engine import POLL_SECONDS, Limits, check_limits
 from penstock.drivers.webgpu.declarations import parsed_declarations
 from penstock.drivers.webgpu.installation import SOFTWARE, keep_shaders
+from penstock.drivers.webgpu.launches import Launches
 from penstock.drivers.webgpu.structs import structs_made_later
 from penstock.drivers.webgpu.turns import Turns
 from penstock.drivers.webgpu.watchdog import LOOK_SECONDS, Watchdog, Work
@@ -32,7 +33,8 @@ BACKENDS: Final = ("Vulkan", "Metal", "D3D12")
 """Interfaces of graphics systems that have compute shaders everywhere."""
 
 TIMESTAMPS: Final = "timestamp-query"
-WANTED: Final = (TIMESTAMPS,)
+MAPPABLE: Final = "mappable-primary-buffers"
+WANTED: Final = (TIMESTAMPS, MAPPABLE)
 """Features that are used where an adapter has them."""
 
 LIMITS: Final = (
@@ -46,6 +48,10 @@ MOST_PIPELINES: Final = 4096
 
 KINDS: Final = {"DiscreteGPU": 0, "IntegratedGPU": 1, "VirtualGPU": 2}
 """Adapters of hardware, the fastest kind first."""
+
+
+SHARING: Final = frozenset({"CPU", "IntegratedGPU"})
+"""Adapters that have no memory of their own."""
 
 
 class Gpu:
@@ -62,11 +68,14 @@ class Gpu:
         )
         self.source, self.adapter = adapter, described(adapter)
         self.turns = Turns()
+        self.shares_memory = MAPPABLE in features and adapter.info["adapter_type"] in SHARING
+        """Whether the device computes in the host's memory, and the host can map what it uses."""
         self.ns_a_tick = _ns_a_tick(self.device) if TIMESTAMPS in features else 0.0
         """Nanoseconds of a tick of the device's clock; 0 if it has no time stamps."""
         self.limits: dict[str, int] = dict(self.device.limits)
         self.name, self.process = name, os.getpid()
         self.watchdog = Watchdog(self._hangs)
+        self.launches = Launches(self)
         self.lost = ""
         """Why no process can use the device any more; empty while it can be used."""
         self._lock = threading.Lock()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 from msgspec import Struct
@@ -16,10 +16,20 @@ from penstock.drivers.webgpu.artefact import Manifest
 from penstock.drivers.webgpu.binding import Bindings, readers_of
 from penstock.drivers.webgpu.calls import ALIGNMENT
 from penstock.drivers.webgpu.engine import Gpu
+from penstock.drivers.webgpu.fenced import execute_fenced
+from penstock.drivers.webgpu.launches import MARK_BYTES, Launch
+from penstock.drivers.webgpu.mapped import LEAST_MAPPED, Mapped
 from penstock.drivers.webgpu.submits import Pace, Piece, Submit
 from penstock.drivers.webgpu.values import Argument, DeviceValue, padded, whole, words
-from penstock.errors import DeadObject, GeneralFailure
-from penstock.hal import ArgumentCopy, CacheReport, ExecutionConfig
+from penstock.errors import DeadObject, DriverError, GeneralFailure
+from penstock.hal import (
+    ArgumentCopy,
+    CacheReport,
+    DescriptorFence,
+    ExecutionConfig,
+    Fence,
+    Request,
+)
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
@@ -80,16 +90,19 @@ class Code:
 class Plan(Struct, frozen=True):
     """What one run does: the bind *groups* of its kernels, the device buffers that are *copied* to
     its memory before them and *stored* to after them, by place, and the places and bytes of the
-    *downloads*.
+    *downloads*. *mapped_inputs* and *mapped_outputs*, by their numbers, lie in memory that the host
+    maps.
     """
 
     groups: Sequence[Any]
     copied: Sequence[tuple[int, DeviceValue]]
     stored: Sequence[tuple[int, DeviceValue]]
     downloads: Sequence[tuple[int, int]]
+    mapped_inputs: Mapping[int, Mapped]
+    mapped_outputs: Mapping[int, Mapped]
 
 
-NO_PLAN: Final = Plan((), (), (), ())
+NO_PLAN: Final = Plan((), (), (), (), {}, {})
 
 
 class Run:
@@ -112,6 +125,7 @@ class Run:
             {"memory": self._memory, "constants": code.constants, "numbers": code.numbers},
         )
         self._plan = NO_PLAN
+        self._mapped: dict[int, Mapped] = {}
         self._beginnings: dict[Piece, Any] = {}
         self._begun: tuple[Submit, ...] = ()
 
@@ -124,25 +138,68 @@ class Run:
         """Runs once. Raises `GeneralFailure` if the inputs have no result, and what the limits of
         *config* raise. The run is not used again after an error: the device may still compute.
         """
+        copies = list[ArgumentCopy]()
         with self.code.gpu.turns.run():
-            self._plan = self._planned(inputs, outputs)
+            self._plan = self._planned(inputs, outputs, maps=self.code.gpu.shares_memory)
             try:
-                return self._compute(inputs, outputs, config)
+                with self.code.gpu.used():
+                    self._compute(inputs, outputs, config, copies)
+            except DriverError as error:
+                error.copies = tuple(copies)
+                raise
             finally:
                 # It keeps device buffers in memory.
                 self._plan = NO_PLAN
+        return copies
+
+    def launch(
+        self,
+        inputs: Sequence[Argument],
+        outputs: Sequence[Argument | None],
+        config: ExecutionConfig,
+        behind: Sequence[Launch],
+    ) -> tuple[Copies, DescriptorFence]:
+        """Submits all work of a run, and returns a fence for its end, which fails if a launch that
+        it is *behind* does. The *outputs* are values of device buffers, or not wanted.
+        """
+        copies, gpu, pace = list[ArgumentCopy](), self.code.gpu, self.code.pace
+        # The host would wait for mapped memory that an earlier run still uses.
+        self._plan = self._planned(inputs, outputs, maps=False)
+        try:
+            self.upload(inputs, copies)
+            submits = self._submits()
+
+            def submit_all(mark: Any) -> None:
+                for submit in submits:
+                    first, last = submit is submits[0], submit is submits[-1]
+                    self._submit(submit, is_first=first, is_last=last, mark=mark)
+
+            def learn(spent_ns: int) -> None:
+                if len(submits) == 1:
+                    pace.learn(submits, [spent_ns])
+
+            seconds = sum(self._seconds(submit) for submit in submits)
+            return copies, gpu.launches.launch(submit_all, seconds, config, behind, learn)
+        finally:
+            self._plan = NO_PLAN
+
+    def _submits(self) -> tuple[Submit, ...]:
+        """The submits of a run, whose pieces have their beginnings."""
+        submits = self.code.pace.submits
+        if submits is not self._begun:
+            self._beginnings, self._begun = self._begin(submits), submits
+        return submits
 
     def _compute(
         self,
         inputs: Sequence[Argument],
         outputs: Sequence[Argument | None],
         config: ExecutionConfig,
-    ) -> Copies:
-        copies = self.upload(inputs)
+        copies: list[ArgumentCopy],
+    ) -> None:
+        self.upload(inputs, copies)
         code, spent = self.code, list[int]()
-        submits = code.pace.submits
-        if submits is not self._begun:
-            self._beginnings, self._begun = self._begin(submits), submits
+        submits = self._submits()
         for submit in submits:
             if spent:
                 self._results.unmap()
@@ -156,7 +213,7 @@ class Run:
             code.pace.learn(submits, spent)
         code.is_warm = True
         try:
-            return [*copies, *self.download(outputs)]
+            self.download(outputs, copies)
         finally:
             self._results.unmap()
 
@@ -193,24 +250,39 @@ class Run:
             for number, piece in enumerate(pieces)
         }
 
-    def upload(self, inputs: Sequence[Argument]) -> list[ArgumentCopy]:
-        """Copies the inputs to the device."""
-        queue, copies = self.code.gpu.device.queue, list[ArgumentCopy]()
+    def upload(self, inputs: Sequence[Argument], copies: list[ArgumentCopy]) -> None:
+        """Copies the inputs to the device, and adds to *copies*."""
+        queue = self.code.gpu.device.queue
         for at, (array, place) in enumerate(zip(inputs, self._layout.inputs, strict=True)):
             if isinstance(array, np.ndarray) and array.nbytes:
                 began = perf_counter_ns()
-                queue.write_buffer(self._memory, place, padded(array))
+                if (mapped := self._plan.mapped_inputs.get(at)) is not None:
+                    mapped.write(array)
+                else:
+                    queue.write_buffer(self._memory, place, padded(array))
                 copies.append(copied(at, array.nbytes, began, out=False))
-        return copies
 
-    def _planned(self, inputs: Sequence[Argument], outputs: Sequence[Argument | None]) -> Plan:
-        """What kernels are bound to for these arguments, and what is copied on the device."""
+    def _planned(
+        self, inputs: Sequence[Argument], outputs: Sequence[Argument | None], *, maps: bool
+    ) -> Plan:
+        """What kernels are bound to for these arguments, and what is copied on the device. *maps*:
+        arrays go through memory that the host maps.
+        """
         bound, readers = dict[int, DeviceValue](), self.code.readers
+
+        def is_mapped(value: Argument | None, place: int) -> bool:
+            is_large = isinstance(value, np.ndarray) and value.nbytes >= LEAST_MAPPED
+            return maps and is_large and bool(readers.get(place))
+
         copied: list[tuple[int, DeviceValue]] = []
         stored: list[tuple[int, DeviceValue]] = []
         downloads: list[tuple[int, int]] = []
-        for value, place in zip(inputs, self._layout.inputs, strict=True):
-            if isinstance(value, DeviceValue) and value.nbytes:
+        given, taken = dict[int, Mapped](), dict[int, Mapped]()
+        for at, (value, place) in enumerate(zip(inputs, self._layout.inputs, strict=True)):
+            if is_mapped(value, place):
+                given[at] = self._mapped_at(place, value.nbytes, "WRITE")
+                bound[place] = given[at].value
+            elif isinstance(value, DeviceValue) and value.nbytes:
                 self._check(value)
                 # WebGPU binds a buffer that shaders may write to one name at a time.
                 if place in readers and all(value is not other for other in bound.values()):
@@ -218,8 +290,11 @@ class Run:
                 else:
                     copied.append((place, value))
         places = self._layout.outputs
-        for target, place in zip(outputs, places, strict=False):
-            if isinstance(target, DeviceValue):
+        for at, (target, place) in enumerate(zip(outputs, places, strict=False)):
+            if target is not None and is_mapped(target, place):
+                taken[at] = self._mapped_at(place, target.nbytes, "READ")
+                bound[place] = taken[at].value
+            elif isinstance(target, DeviceValue):
                 if target.nbytes:
                     self._check(target)
                     if place in readers:
@@ -230,7 +305,13 @@ class Run:
                 downloads.append((place, words(target.nbytes)))
         downloads += [(place, 4) for place in places[len(outputs) :]]
         groups = self._bindings.groups(bound, readers)
-        return Plan(groups, copied, stored, downloads)
+        return Plan(groups, copied, stored, downloads, given, taken)
+
+    def _mapped_at(self, place: int, nbytes: int, mode: Literal["READ", "WRITE"]) -> Mapped:
+        """The memory that the host maps in place of that from *place* on."""
+        if (known := self._mapped.get(place)) is None:
+            known = self._mapped[place] = Mapped(self.code.gpu, nbytes, mode)
+        return known
 
     def _check(self, value: DeviceValue) -> None:
         """Raises `DeadObject` for a value in the memory of a device that was opened before."""
@@ -241,15 +322,22 @@ class Run:
         self, config: ExecutionConfig, submit: Submit, *, is_first: bool, is_last: bool
     ) -> None:
         """Computes *submit*, and maps the outputs, which the last submit of a run writes."""
-        code = self.code
-        seconds = knobs.submit_timeout_ms() / 1e3 + PATIENCE * submit.predicted_ns / 1e9
-        if not code.is_warm:
-            seconds += COMPILE_SECONDS * len(code.pipelines)
-        with code.gpu.watchdog.watching(seconds) as work:
+        gpu = self.code.gpu
+        with gpu.watchdog.watching(self._seconds(submit) + gpu.launches.seconds) as work:
             self._submit(submit, is_first=is_first, is_last=is_last)
-            code.gpu.await_map(self._results, config, work)
+            if is_last:
+                plan = self._plan
+                for mapped in (*plan.mapped_inputs.values(), *plan.mapped_outputs.values()):
+                    mapped.map()
+            gpu.await_map(self._results, config, work)
 
-    def _submit(self, submit: Submit, *, is_first: bool, is_last: bool) -> None:
+    def _seconds(self, submit: Submit) -> float:
+        """The most that *submit* may take."""
+        seconds = knobs.submit_timeout_ms() / 1e3 + PATIENCE * submit.predicted_ns / 1e9
+        return seconds + (0.0 if self.code.is_warm else COMPILE_SECONDS * len(self.code.pipelines))
+
+    def _submit(self, submit: Submit, *, is_first: bool, is_last: bool, mark: Any = None) -> None:
+        """Submits *submit*, whose last command writes to the results, or to *mark*."""
         device = self.code.gpu.device
         encoder = device.create_command_encoder()
         if is_first:
@@ -261,8 +349,9 @@ class Run:
         if is_last:
             self.copy_results(encoder)
         # A buffer that no submit writes is mapped at once: the copy makes the map wait.
-        if not (is_last and self._plan.downloads):
-            encoder.copy_buffer_to_buffer(self._memory, 0, self._results, 0, 4)
+        if mark is not None or not (is_last and self._plan.downloads):
+            written = self._results if mark is None else mark
+            encoder.copy_buffer_to_buffer(self._memory, 0, written, 0, MARK_BYTES)
         device.queue.submit([encoder.finish()])
 
     def record(self, encoder: Any, submit: Submit) -> None:
@@ -293,14 +382,17 @@ class Run:
             start = place - self._start
             encoder.copy_buffer_to_buffer(self._memory, place, self._results, start, size)
 
-    def download(self, outputs: Sequence[Argument | None]) -> list[ArgumentCopy]:
-        """Copies the outputs, which are mapped, to arrays of the caller."""
-        copies = list[ArgumentCopy]()
+    def download(self, outputs: Sequence[Argument | None], copies: list[ArgumentCopy]) -> None:
+        """Copies the outputs, which are mapped, to arrays of the caller, and adds to *copies*."""
         found = np.frombuffer(self._results.read_mapped(copy=False), np.uint8)
         places = [offset - self._start for offset in self._layout.outputs]
         for at, (array, place) in enumerate(zip(outputs, places, strict=False)):
             if isinstance(array, np.ndarray) and array.nbytes:
                 began = perf_counter_ns()
+                if (mapped := self._plan.mapped_outputs.get(at)) is not None:
+                    mapped.read(array)
+                    copies.append(copied(at, array.nbytes, began, out=True))
+                    continue
                 part = found[place : place + array.nbytes]
                 array[...] = part.view(array.dtype).reshape(array.shape)
                 copies.append(copied(at, array.nbytes, began, out=True))
@@ -308,7 +400,6 @@ class Run:
         for place, message in zip(places[len(outputs) :], failures, strict=True):
             if found[place]:
                 raise GeneralFailure(message)
-        return copies
 
 
 class Executable:
@@ -359,6 +450,15 @@ class ShaderModel(EngineModel[Executable]):
         super().close()
         if self._later is not None:
             self._later.close()
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Fence],
+        config: ExecutionConfig,
+        timeout_after_fence_ns: int | None = None,
+    ) -> Fence:
+        return execute_fenced(self, request, wait_for, config, timeout_after_fence_ns)
 
     def forward(self, source: Argument, target: Argument) -> bool | None:
         if isinstance(target, DeviceValue):

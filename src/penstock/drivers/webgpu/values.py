@@ -55,7 +55,8 @@ class DeviceValue(msgspec.Struct, frozen=True, eq=False, weakref=True):
         with self.used():
             staged = gpu.buffer(whole(self.nbytes), usage.MAP_READ | usage.COPY_DST)
             self._copy(staged)
-            with gpu.watchdog.watching(submit_timeout_ms() / 1e3) as work:
+            seconds = submit_timeout_ms() / 1e3 + gpu.launches.seconds
+            with gpu.watchdog.watching(seconds) as work:
                 gpu.await_map(staged, NO_LIMITS, work)
             try:
                 target[:] = np.frombuffer(staged.read_mapped(copy=False), np.uint8, self.nbytes)

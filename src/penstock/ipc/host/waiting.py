@@ -56,6 +56,10 @@ class ClientFence:
         self._fence, self._disconnection = DescriptorFence(fd), disconnection
         self._life = disconnection.fileno()
 
+    def fileno(self) -> int:
+        """The descriptor, still owned by this fence."""
+        return self._fence.fileno()
+
     def wait(self, timeout_ns: int | None = None) -> bool:
         if sys.platform == "win32":
             raise OSError(LINUX_ONLY)

@@ -80,8 +80,8 @@ def test_run_on_device_buffers_alone_moves_nothing_between_host_and_device() -> 
     (run,) = domain.prepared.executable.pool._free
     plan_of = run._planned
 
-    def noted(*arguments: Any) -> Plan:
-        planned.append(plan_of(*arguments))
+    def noted(*arguments: Any, **options: Any) -> Plan:
+        planned.append(plan_of(*arguments, **options))
         return planned[0]
 
     with patch.object(queue, "write_buffer") as written, patch.object(run, "_planned", noted):
