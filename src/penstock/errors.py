@@ -10,6 +10,7 @@ PenstockError
 │   ├── CyclicModel, DuplicateWriter, UnwrittenOperand
 │   └── NotExportable, NotLowerable
 ├── InputError (ValueError)            an argument of the caller is at fault
+│   └── BadSetting
 ├── PlacementError                     no device may or can run an operation
 ├── DriverError                        one class per HAL status
 │   ├── GeneralFailure, InvalidArgument, OutputInsufficientSize, DeviceUnavailable, DeadObject
@@ -203,6 +204,10 @@ class NotLowerable(ModelError):
 
 class InputError(PenstockError, ValueError):
     """A caller's argument has the wrong name, count, shape, dtype or range."""
+
+
+class BadSetting(InputError):
+    """A knob, a driver's setting or the settings file has a value that cannot be used."""
 
 
 class ErrorStatus(enum.IntEnum):

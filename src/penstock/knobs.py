@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from penstock.errors import InputError, Unreadable
+from penstock.errors import BadSetting, InputError, Unreadable
 
 T = TypeVar("T", int, float, str, bool)
 
@@ -57,7 +57,7 @@ class Knob(Struct, Generic[T], frozen=True):
     pairs: bool = False
 
     def __call__(self, argument: T | None = None) -> T:
-        """The effective value, or *argument*. Raises `InputError` for an invalid value."""
+        """The effective value, or *argument*. Raises `BadSetting` for an invalid value."""
         return self._parse(*self.source()) if argument is None else argument
 
     def source(self) -> tuple[object, str]:
@@ -96,7 +96,7 @@ class Knob(Struct, Generic[T], frozen=True):
         except ValueError:
             shown = repr(raw)
             shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-            raise InputError(f"knob {self.name} ({source}) must be {wanted}, not {shown}") from None
+            raise BadSetting(f"knob {self.name} ({source}) must be {wanted}, not {shown}") from None
         return value
 
     def _beyond(self, value: float) -> str:
@@ -119,7 +119,7 @@ class DriverSetting(Struct, frozen=True):
         _driver_settings.add(self.name)
 
     def __call__(self) -> str:
-        """The effective value. Raises `InputError` for a value that is not one of *choices*.
+        """The effective value. Raises `BadSetting` for a value that is not one of *choices*.
 
         Warns, once for each name, of settings of the driver that it does not have.
         """
@@ -129,7 +129,7 @@ class DriverSetting(Struct, frozen=True):
         value = values.get(self.name, self.choices[0])
         if value not in self.choices:
             wanted, shown = ", ".join(self.choices), repr(value[:SHOWN])
-            raise InputError(f"driver setting {self.name} must be one of {wanted}, not {shown}")
+            raise BadSetting(f"driver setting {self.name} must be one of {wanted}, not {shown}")
         return value
 
 
@@ -185,13 +185,13 @@ def override(**values: object) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises `InputError` for the first knob with an invalid value."""
+    """Raises `BadSetting` for the first knob with an invalid value."""
     for knob in KNOBS.values():
         knob()
 
 
 def settings_file() -> Mapping[str, object]:
-    """The content of the settings file, if any. Raises `InputError` for invalid TOML."""
+    """The content of the settings file, if any. Raises `BadSetting` for invalid TOML."""
     if (path := settings_path()) is None:
         return MappingProxyType({})
     try:
@@ -267,9 +267,9 @@ def _read_settings(path: str, _stamp: int) -> Mapping[str, object]:
         with open(path, "rb") as file:
             return MappingProxyType(tomllib.load(file))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"settings file {path} is not valid TOML: {error}") from None
+        raise BadSetting(f"settings file {path} is not valid TOML: {error}") from None
     except OSError as error:
-        raise InputError(f"settings file {path} cannot be read: {error.strerror}") from None
+        raise BadSetting(f"settings file {path} cannot be read: {error.strerror}") from None
 
 
 def _knob(default: T, doc: str, **limits: Any) -> Knob[T]:

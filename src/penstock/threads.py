@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock import knobs
 from penstock.arguments import check_kind
-from penstock.errors import InputError
+from penstock.errors import BadSetting
 
 MOST_A_CORE: Final = 4
 
@@ -31,7 +31,7 @@ def allowed_threads(argument: int | None = None) -> int:
         return max(1, min(argument, most))
     knob = knobs.num_threads()
     if knob < 0:
-        raise InputError(f"knob num_threads is {knob}; 0 means what the machine allows")
+        raise BadSetting(f"knob num_threads is {knob}; 0 means what the machine allows")
     if knob > 0:
         return min(knob, _most())
     limit = allowed_processors()

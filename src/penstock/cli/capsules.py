@@ -15,7 +15,7 @@ from penstock.cli.declarations import argument, option
 from penstock.cli.failures import Unfinished, UsageError
 from penstock.cli.options import Accuracy, Choices
 from penstock.cli.output import Output, shortened
-from penstock.errors import CacheError, CapsuleError, counted
+from penstock.errors import BadSetting, CacheError, CapsuleError, counted
 
 if TYPE_CHECKING:
     from penstock.cache.verdicts import DriverVerdict
@@ -75,10 +75,13 @@ def _few(operations: Sequence[str]) -> str:
 
 
 def last_in_words() -> str | None:
-    """The newest crash in one line; None if there is none."""
+    """The newest crash in one line; None if there is none, or a setting hides where it lies."""
     from penstock.ipc.crash_records import last_crash
 
-    crash = last_crash()
+    try:
+        crash = last_crash()
+    except BadSetting:
+        return None
     if crash is None:
         return None
     text = f"the last crash: driver {crash.driver} {crash.how}, {_when(crash.when)}"
@@ -243,7 +246,7 @@ def verdicts() -> list[DriverVerdict]:
 
     try:
         return DriverVerdicts().every()
-    except CacheError:
+    except (CacheError, BadSetting):
         return []
 
 

@@ -56,6 +56,9 @@ class Interrupted(errors.PenstockError):
     """The user has pressed Ctrl-C."""
 
 
+USAGES: Final = (UsageError, errors.NotAvailable, errors.UnknownSignature, errors.BadSetting)
+"""Errors of what the user wrote on the command line or in a setting."""
+
 UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG})
 """Errors of a stream that accepts no more output."""
 
@@ -66,7 +69,7 @@ def exit_code(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, Unfinished | Misused):
         return error.code
-    if isinstance(error, UsageError | errors.NotAvailable | errors.UnknownSignature):
+    if isinstance(error, USAGES):
         return USAGE
     if isinstance(error, FileError | errors.ModelError):
         return BAD_FILE

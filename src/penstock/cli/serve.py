@@ -5,16 +5,20 @@ from __future__ import annotations
 import queue as queues
 import signal
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-from penstock.cli import opening, options
+from penstock.cli import failures, opening, options
 from penstock.cli.declarations import argument, option
-from penstock.cli.failures import UsageError
+from penstock.cli.failures import FileError, UsageError
 from penstock.cli.output import Output, milliseconds
 from penstock.distribution import install_command
-from penstock.errors import InputError, NotAvailable, counted
+from penstock.errors import BadSetting, InputError, ModelError, NotAvailable, counted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.serve import ModelRepository, Server
 
 OFF = -1
@@ -154,9 +158,13 @@ def serve(
             tls_key,
         )
         access = Access(read_token(token_file), read_token(admin_token_file))
-        repository = ModelRepository(sources_of(models), settings)
+        sources = sources_of(models)
+        repository = ModelRepository(sources, settings)
+    except OSError as error:
+        raise FileError(error.filename, failures.os_reason(error)) from None
     except InputError as error:
         raise UsageError(str(error)) from error
+    paths = {source.name: source.path for source in sources}
     opening.warn_of_settings(output)
     if log:
         log_requests()
@@ -166,30 +174,59 @@ def serve(
         signal.signal(number, lambda *_: events.put(None))
     with Server(Service(repository, settings), address, access, drain) as server:
         announce(output, server, host, is_exposed=access.is_open and not _is_local(host))
-        loading = threading.Thread(
-            target=load_all, args=(repository, output, events), name="penstock-load", daemon=True
+        loader = threading.Thread(
+            target=load_all,
+            args=(repository, paths, output, events),
+            name="penstock-load",
+            daemon=True,
         )
-        loading.start()
+        loader.start()
         if (failure := events.get()) is not None:
             raise failure
         output.line("shutting down: requests in progress end first")
 
 
 def load_all(
-    repository: ModelRepository, output: Output, events: queues.SimpleQueue[BaseException | None]
+    repository: ModelRepository,
+    paths: Mapping[str, Path],
+    output: Output,
+    events: queues.SimpleQueue[BaseException | None],
 ) -> None:
-    """Loads every model, and says so; an error goes to *events*.
+    """Loads every model, of *paths* by name, and says so; an error goes to *events*.
 
     The main thread waits for one of *events*, so whatever ends this thread must arrive there: a
     `SystemExit` of a driver too, or the server would never be ready and say nothing.
     """
     try:
         for name in repository.names:
-            seconds = repository.load(name)
+            with loading(paths[name]):
+                seconds = repository.load(name)
             output.line(f"model {name}: ready after {milliseconds(int(seconds * 1e9))}")
         output.line(f"ready: {counted(len(repository.names), 'model')}")
     except BaseException as error:  # noqa: BLE001  # raised by the main thread
         events.put(error)
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """A block that loads the model at *path*. Its error is the one that other commands raise for
+    such a file or such a setting.
+    """
+    from penstock.serve.errors import ServingError
+
+    try:
+        yield
+    except ServingError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError):
+            raise FileError(cause.filename or path, failures.os_reason(cause)) from cause
+        if isinstance(cause, ModelError):
+            raise FileError(path, str(cause)) from cause
+        if isinstance(cause, BadSetting):
+            raise cause from None
+        if isinstance(cause, InputError):
+            raise UsageError(str(error)) from cause
+        raise
 
 
 def log_requests() -> None:

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from penstock import knobs, vulkan
 from penstock.distribution import BY_THE_PROGRAM
-from penstock.errors import DeviceUnavailable, InputError, Unreadable
+from penstock.errors import BadSetting, DeviceUnavailable, InputError, Unreadable
 from penstock.ipc.sandbox.policy import empty
 from penstock.ipc.system import LINUX_ONLY, connect_within, current_user, peer
 from penstock.sealed.locks import locked
@@ -53,12 +53,12 @@ class Place(NamedTuple):
 
 
 def services() -> dict[str, str]:
-    """The sockets of services by driver (the knob `services`). Raises `InputError`."""
+    """The sockets of services by driver (the knob `services`). Raises `BadSetting`."""
     found = {}
     for part in filter(None, map(str.strip, knobs.services().split(","))):
         name, equals, path = map(str.strip, part.partition("="))
         if not equals or not path.startswith("/"):
-            raise InputError(f"the knob services has {part!r}: NAME=/PATH/OF/A/SOCKET is needed")
+            raise BadSetting(f"the knob services has {part!r}: NAME=/PATH/OF/A/SOCKET is needed")
         found[name] = path
     return found
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.distribution import DISTRIBUTION, FALLBACK_DEVICE, remember_origin
-from penstock.errors import InputError, MissedDeadlinePersistent, PlacementError
+from penstock.errors import BadSetting, InputError, MissedDeadlinePersistent, PlacementError
 from penstock.hal import Device
 from penstock.hal.device import is_isolated, is_placeholder
 from penstock.hal.loading import is_device, load_devices
@@ -99,7 +99,7 @@ class Manager:
         if wanted is None and (names := knobs.devices()):
             knob = f"knob devices (PENSTOCK_DEVICES) is {names!r}"
             if not (named := [n.strip() for n in names.split(",") if n.strip()]):
-                raise InputError(
+                raise BadSetting(
                     f"{knob}, which names no device: give names with commas between them, or "
                     "nothing for every usable device"
                 )

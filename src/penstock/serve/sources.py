@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -26,14 +28,14 @@ def sources_of(words: list[str]) -> list[Source]:
     """The models that a command line names, each as FILE, NAME=FILE or a repository's directory.
 
     A repository has a directory for each model, with a directory for each version (a number) that
-    holds a model file. Raises `InputError`.
+    holds a model file. Raises `InputError`, and `OSError` for a path that cannot be read.
     """
     found: list[Source] = []
     for word in words:
         name, equals, rest = word.partition("=")
         path = Path(rest if equals else word)
         if not path.exists():
-            raise InputError(f"{path}: no such file or directory")
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         if equals:
             found.append(Source(name, path))
         elif path.is_dir():

@@ -310,7 +310,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_whatever_compiles(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str
 ) -> None:
     monkeypatch.setenv(f"PENSTOCK_{variable}", value)
-    line = one_line(run("run", model, "random"), 1)
+    line = one_line(run("run", model, "random"), 2)
     assert f"knob {variable.lower()}" in line
     assert words in line
     with pytest.raises(errors.InputError, match=re.escape(words)):

@@ -99,7 +99,6 @@ def test_server_ends_promptly_while_a_model_is_compiled(corpus: Path, seconds: f
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nix.tflite"], "no such file"),
         (["{file}", "--token-file", "nix"], "nix"),
         (["{file}", "--tls-key", "k"], "both a certificate and its key"),
         (["{file}", "--max-batch", "5000"], "from 1 to 1024"),
@@ -111,6 +110,34 @@ def test_wrong_line_ends_with_usage(tmp_path: Path, words: list[str], message: s
     file.write_bytes(relu_file())
     result = CliRunner().invoke(app, ["serve", *(word.format(file=file) for word in words)])
     assert (result.exit_code, message in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("is_repository", [False, True])
+def test_damaged_file_ends_with_the_code_and_the_words_of_other_commands(
+    tmp_path: Path, is_repository: bool
+) -> None:
+    file = tmp_path / "net" / "1" / "model.tflite" if is_repository else tmp_path / "net.tflite"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"# Penstock")
+    words = ["--port", "0", "--grpc-port", "-1"]
+    result = CliRunner().invoke(app, ["serve", str(tmp_path if is_repository else file), *words])
+    assert result.exit_code == 3
+    named = tmp_path / "net" if is_repository else file
+    assert f"penstock: error: {named}: the file begins with" in result.output
+
+
+def test_missing_file_ends_with_the_code_of_a_missing_file() -> None:
+    result = CliRunner().invoke(app, ["serve", "nix.tflite"])
+    assert (result.exit_code, "nix.tflite: No such file" in result.output) == (3, True)
+
+
+def test_bad_setting_ends_with_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE_DIR", "relative")
+    file = tmp_path / "net.tflite"
+    file.write_bytes(relu_file())
+    for words in (["serve", "--port", "0", "--grpc-port", "-1"], ["run"]):
+        result = CliRunner().invoke(app, [*words, str(file), "-d", "reference"])
+        assert (result.exit_code, "must be an absolute path" in result.output) == (2, True)
 
 
 def test_missing_extra_is_named_with_its_remedy(
