@@ -184,7 +184,8 @@ class Launches:
         if error is None:
             launch.learn(now - max(launch.began_ns, self._ended_ns))
         self._ended_ns = now
+        launch.turn.close()
+        # `find` knows it until its fence has signalled.
+        launch.finish(error)
         with self._changed:
             self._pending.remove(launch)
-        launch.turn.close()
-        launch.finish(error)
