@@ -46,7 +46,7 @@ def test_a_struct_has_its_fields_and_their_checks_from_the_first_use_on(
 
 
 @needs_webgpu
-def test_users_of_wgpu_make_structs_as_ever() -> None:
+def test_users_of_wgpu_make_structs_with_all_methods() -> None:
     code = (
         "from penstock.drivers.webgpu import engine\n"
         "engine.adapters()\n"

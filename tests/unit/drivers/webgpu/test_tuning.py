@@ -136,7 +136,7 @@ def test_drawings_of_kernels_that_a_model_lacks_are_refused() -> None:
 
 
 @needs_webgpu
-def test_neither_first_runs_nor_runs_without_a_cache_measure_anything(
+def test_first_runs_and_runs_without_a_cache_measure_nothing(
     tmp_path: Path, device: WebGpuDevice, trials: list[Manifest]
 ) -> None:
     started(device, tmp_path, runs=1)
@@ -156,7 +156,7 @@ def test_a_model_is_measured_once_and_later_starts_load_its_fastest_shapes(
 
 
 @needs_webgpu
-def test_a_form_from_the_cache_is_measured_as_well(
+def test_form_from_the_cache_is_measured(
     tmp_path: Path, device: WebGpuDevice, trials: list[Manifest]
 ) -> None:
     assert started(device, tmp_path, runs=1)[0].startswith("miss")
@@ -205,7 +205,7 @@ def test_kernels_stay_as_they_are_where_no_shape_is_faster(
 
 
 @needs_webgpu
-def test_no_model_is_measured_where_a_setting_says_so(
+def test_setting_prevents_that_models_are_measured(
     tmp_path: Path, device: WebGpuDevice, trials: list[Manifest]
 ) -> None:
     with knobs.override(driver_settings="webgpu_tuning=never"):
