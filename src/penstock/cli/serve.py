@@ -166,13 +166,14 @@ def serve(
         raise UsageError(str(error)) from error
     paths = {source.name: source.path for source in sources}
     opening.warn_of_settings(output)
-    if log:
-        log_requests()
     events: queues.SimpleQueue[BaseException | None] = queues.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Of the queues and events of Python, a signal's handler may use this one.
         signal.signal(number, lambda *_: events.put(None))
-    with Server(Service(repository, settings), address, access, drain) as server:
+    with (
+        logging_to_stderr(requests=log),
+        Server(Service(repository, settings), address, access, drain) as server,
+    ):
         announce(output, server, host, is_exposed=access.is_open and not _is_local(host))
         loader = threading.Thread(
             target=load_all,
@@ -229,17 +230,25 @@ def loading(path: Path) -> Iterator[None]:
         raise
 
 
-def log_requests() -> None:
-    """Logs each inference on stderr."""
+@contextmanager
+def logging_to_stderr(*, requests: bool) -> Iterator[None]:
+    """A block in which stderr has the server's warnings; with *requests* also each inference, and
+    every record as a line of JSON.
+    """
     import logging
 
-    from penstock.serve.metrics import JsonLines
+    from penstock.serve.records import JsonLines, PlainLines, log
 
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
-    logger = logging.getLogger("penstock.serve")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    handler.setFormatter(JsonLines() if requests else PlainLines())
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO if requests else logging.WARNING)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def announce(output: Output, server: Server, host: str, *, is_exposed: bool) -> None:

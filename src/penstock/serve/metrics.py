@@ -1,20 +1,19 @@
-"""Prometheus metrics of a server, and a log record for each inference."""
+"""Prometheus metrics of a server."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from penstock.compilation.step_receipt import StepReceipt
+from penstock.serve import records
 from penstock.serve.errors import ServingError
-from penstock.serve.receipts import summary_of
+from penstock.serve.receipts import incidents_of
 from penstock.serve.repository import ModelRepository
 from penstock.serve.values import InferAnswer, InferRequest
 
@@ -22,8 +21,6 @@ SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 OTHER: Final = "other"
 """Stands for every model that the server does not have: their names are the clients' choice."""
-
-log: Final = logging.getLogger("penstock.serve")
 
 
 class Metrics:
@@ -66,6 +63,12 @@ class Metrics:
         self._fallbacks = Counter(
             "penstock_fallbacks", "Steps that a device failed to run.", ["model", "device"], **own
         )
+        self._restarts = Counter(
+            "penstock_restarts",
+            "Answers for which a driver's process had to be started again.",
+            ["model", "device"],
+            **own,
+        )
         self._copied = Counter(
             "penstock_copied_bytes", "Bytes of tensors that runs copied.", ["model"], **own
         )
@@ -73,7 +76,7 @@ class Metrics:
         self._children: dict[str, _Children] = {}
 
     def answered(self, answer: InferAnswer, seconds: float) -> None:
-        """Counts *answer*, which took *seconds*."""
+        """Counts and logs *answer*, which took *seconds*."""
         model = self._label(answer.model)
         # Looking up a child of a metric takes longer than counting.
         children = self._children.get(model)
@@ -94,20 +97,22 @@ class Metrics:
             if steps is None:
                 steps = children.steps[step.device] = self._steps.labels(model, step.device)
             steps.inc()
-            for failure in step.failures:
-                self._fallbacks.labels(model, failure.device).inc()
         if answer.receipt.copies:
             self._copied.labels(model).inc(sum(copy.nbytes for copy in answer.receipt.copies))
-        if log.isEnabledFor(logging.INFO):
-            fields = msgspec.to_builtins(summary_of(answer))
-            _log(answer.model, answer.version, answer.id, "ok", fields)
+        if incidents := incidents_of(answer.receipt):
+            for each in incidents:
+                if each.is_restart:
+                    self._restarts.labels(model, each.device).inc()
+                else:
+                    self._fallbacks.labels(model, each.device).inc()
+            records.incidents(answer, incidents)
+        records.answered(answer)
 
     def refused(self, request: InferRequest, error: ServingError) -> None:
-        """Counts *request*, which ended with *error*."""
+        """Counts and logs *request*, which ended with *error*."""
         outcome = type(error).__name__
         self._requests.labels(self._label(request.model), outcome).inc()
-        if log.isEnabledFor(logging.INFO):
-            _log(request.model, request.version, request.id, outcome, {"error": str(error)})
+        records.refused(request, error)
 
     def exposition(self) -> tuple[bytes, str]:
         """All metrics as text for Prometheus, and its content type."""
@@ -171,24 +176,3 @@ class _Now(Collector):
 
 def _outcome(step: StepReceipt) -> str:
     return step.cache.outcome
-
-
-def _log(model: str, version: str, id: str, outcome: str, fields: dict[str, Any]) -> None:
-    named = {"model": model, "version": version, "id": id, "outcome": outcome, **fields}
-    log.info("inference", extra={"fields": named})
-
-
-class JsonLines(logging.Formatter):
-    """Each record as one line of JSON; `fields` of a record are keys of the line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line).decode()

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import msgspec
 from msgspec import Struct
 
 from penstock.compilation.receipt import Receipt
 from penstock.serve.values import InferAnswer, Parameter
+
+STARTED_AGAIN: Final = re.compile(r"device (\S+): (.*it was started again.*)", re.DOTALL)
+"""The note of a run or a compile whose driver's process had ended."""
+
+
+class Incident(Struct, frozen=True):
+    """A device that failed in a run, or whose driver's process had to be started again for it."""
+
+    device: str
+    reason: str
+    is_restart: bool = False
 
 
 class Summary(Struct, frozen=True):
@@ -49,6 +63,17 @@ def fallbacks_of(receipt: Receipt) -> tuple[str, ...]:
     return tuple(
         f"{failure.device}: {failure.error}" for step in receipt.steps for failure in step.failures
     )
+
+
+def incidents_of(receipt: Receipt) -> list[Incident]:
+    """The failures and restarts in the run, which its answer does not show."""
+    found = [
+        Incident(failure.device, failure.error)
+        for step in receipt.steps
+        for failure in step.failures
+    ]
+    restarts = filter(None, map(STARTED_AGAIN.fullmatch, receipt.notes))
+    return [*found, *(Incident(note[1], note[2], is_restart=True) for note in restarts)]
 
 
 def parameters_of(answer: InferAnswer) -> dict[str, Parameter]:

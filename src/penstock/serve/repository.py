@@ -12,6 +12,7 @@ from msgspec import Struct
 import penstock
 from penstock.errors import InputError, PenstockError
 from penstock.hal import CancelToken
+from penstock.serve import records
 from penstock.serve.errors import InvalidRequest, NoMemory, NotReady, UnknownModel
 from penstock.serve.memory import MemoryBudget, check_model, memory_of
 from penstock.serve.reloading import Reload
@@ -50,7 +51,7 @@ class _Model:
     def __init__(self, source: Source, *, is_pinned: bool) -> None:
         self.source, self.is_pinned = source, is_pinned
         self.shares = Shares()
-        self.reason = "unloaded"
+        self.reason = "not loaded yet"
         self.number = 0
         """The version of a lone file: the number of contents that it has had."""
         self.digest: object = None
@@ -62,6 +63,12 @@ class _Model:
         self.reload: Reload | None = None
         self.statistics: dict[str, Statistics] = {}
         """Of the versions that answer, or would if they had not been unloaded to make room."""
+
+    def absence(self) -> tuple[State, str]:
+        """The state of the model while no version answers, and why."""
+        if self.loading.locked():
+            return "LOADING", "loading"
+        return "UNAVAILABLE", self.reason
 
 
 class ModelRepository:
@@ -221,9 +228,9 @@ class ModelRepository:
                     reason = reason or f"{model.shares.share_of(each.version):g} % of requests"
                 entries.append(Entry(name, each.version, "READY", reason))
             if not served:
-                state: State = "LOADING" if model.loading.locked() else "UNAVAILABLE"
+                state, reason = model.absence()
                 for version, _ in model.evicted or [("", 0.0)]:
-                    entries.append(Entry(name, version, state, model.reason))
+                    entries.append(Entry(name, version, state, reason))
         return entries
 
     def end_loads(self) -> None:
@@ -251,7 +258,7 @@ class ModelRepository:
         known = ", ".join(each.version for each in model.shares.served)
         if known:
             return UnknownModel(f"model {name!r} has no version {version!r}; it has {known}")
-        return NotReady(f"model {name!r} is not ready: {model.reason}")
+        return NotReady(f"model {name!r} is not ready: {model.absence()[1]}")
 
     def _load(
         self, model: _Model, version: str, share: float | None, cancel: CancelToken
@@ -269,6 +276,7 @@ class ModelRepository:
                     model.reason = f"{type(error).__name__}: {error}"
                     kind = NoMemory if isinstance(error, NoMemory) else InvalidRequest
                     raise kind(f"model {name!r} cannot be loaded: {model.reason}") from error
+                records.unbatched(name, served.version, served.unbatched)
             model.reason = ""
             model.used_ns = time.monotonic_ns()
             gone = model.shares.put(served, WHOLE if share is None else share)

@@ -85,6 +85,14 @@ class ServedSignature:
         rows = settings.batching.rows
         self._is_open = batching.is_open(self.inputs) and batching.is_open(self.outputs)
         self.is_batched = rows > 1 and not self._has_state and self._is_open
+        self.unbatched = ""
+        """Why requests do not share runs although the settings let them; "" if they do."""
+        if rows > 1 and not self.is_batched:
+            self.unbatched = (
+                "it has state"
+                if self._has_state
+                else "the file fixes the first dimension of an input or output"
+            )
         self._sizes = settings.batching.sizes if self.is_batched else (1,)
         self.queue = RequestQueue(
             self._execute,
@@ -297,6 +305,14 @@ class ServedVersion:
             known = there_are([*self.signatures])
             raise UnknownModel(f"the model has no signature {name!r}; {known}")
         return found
+
+    @property
+    def unbatched(self) -> dict[str, str]:
+        """Why requests do not share runs, for each signature where the settings let them; the
+        default signature is "".
+        """
+        found = {name: served.unbatched for name, served in self.signatures.items()}
+        return {"" if name == self.default else name: why for name, why in found.items() if why}
 
     def take(self) -> bool:
         """Keeps the version open until `give_back`; False if it is retired."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.application import app
+from tests.conftest import ROOT
 from tests.support_serving import PATIENCE_S, relu_file, tensor
 
 PROMPT_S = 5
@@ -69,6 +71,36 @@ def test_server_answers_until_sigterm_and_logs_each_inference(tmp_path: Path) ->
     assert server.returncode == 0
     (line,) = [json.loads(line) for line in log.splitlines()]
     assert (line["model"], line["outcome"], line["devices"]) == ("relu", "ok", ["reference"])
+
+
+def test_request_of_the_page_is_answered_as_it_says() -> None:
+    page = (ROOT / "docs" / "serving.md").read_text("utf-8")
+    (file,) = re.findall(r"(?m)^penstock serve (\S+)$", page)
+    (described,) = re.findall(r"(?m)^(\{\"name\":.*)\.\.\.$", page)
+    ((path, body),) = re.findall(r"(?s)localhost:8000(\S+/infer) -d '(.*?)'\n", page)
+    ((first, last),) = re.findall(r"(?m)^(\{\"model_name\":.*)\.\.\.(,.*)$", page)
+    words = [str(ROOT / file), "--port", "0", "--grpc-port", "-1", "-d", "reference", "--no-cache"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "serve", *words, "--max-batch", "8", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            port = json.loads(server.stdout.readline())["port"]
+            await_ready(port)
+            metadata = answer(port, path.removesuffix("/infer")).decode()
+            found = answer(port, path, json.loads(body)).decode()
+            server.send_signal(signal.SIGTERM)
+            _, log = server.communicate(timeout=PATIENCE_S)
+        finally:
+            server.kill()
+    assert metadata.startswith(described)
+    assert found.startswith(first)
+    assert found.endswith(last)
+    assert log in page
+    assert log.count("\n") == 1
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2.0])

@@ -31,7 +31,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     isolation.close_hosts()
 
 
-def test_every_request_is_answered_although_the_driver_is_killed(tmp_path: Path) -> None:
+def test_every_request_is_answered_although_the_driver_is_killed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with isolated_device("misbehaving", support.ENTRY) as device:
         settings = Settings(CompileSettings((device,), cache=False))
         service = service_of(tmp_path, settings, tflite.write(support.add_one()), "add")
@@ -46,5 +48,14 @@ def test_every_request_is_answered_although_the_driver_is_killed(tmp_path: Path)
                 (output,) = answer.outputs.values()
                 np.testing.assert_array_equal(output, value + 1)
                 notes += [*summary_of(answer).notes, *summary_of(answer).fallbacks]
+        metrics = service.metrics.exposition()[0].decode()
         service.close()
     assert sum("SIGKILL" in note for note in notes) >= KILLS
+    warnings = [r for r in caplog.records if r.name == "penstock.serve"]
+    assert len(warnings) == sum(1 for note in notes if "started again" in note) >= KILLS
+    for record in warnings:
+        assert record.levelname == "WARNING"
+        assert record.getMessage().startswith(f"model 'add': device {device.name}: ")
+        assert "SIGKILL" in record.getMessage()
+    counted = f'penstock_restarts_total{{device="{device.name}",model="add"}} {len(warnings)}.0'
+    assert counted in metrics

@@ -246,6 +246,33 @@ def test_unloaded_model_is_not_ready_until_it_is_loaded_again(tmp_path: Path) ->
     assert service.infer(request_for(X)).version == "1"
 
 
+def test_model_says_that_it_is_loading_while_it_is(tmp_path: Path) -> None:
+    device = RecordingRelu()
+    settings = settings_on(device)
+    (tmp_path / "relu.tflite").write_bytes(relu_file())
+    repository = ModelRepository(sources_of([str(tmp_path / "relu.tflite")]), settings)
+    service = Service(repository, settings)
+    device.hold()
+    loader = Asker(repository.load, "relu")
+    device.await_run()
+    with pytest.raises(NotReady, match="model 'relu' is not ready: loading"):
+        service.infer(request_for(X))
+    assert [(e.state, e.reason) for e in service.index()] == [("LOADING", "loading")]
+    device.go_on.set()
+    loader.answer()
+    assert [(e.state, e.reason) for e in service.index()] == [("READY", "")]
+
+
+@pytest.mark.parametrize(("rows", "most", "warned"), [(1, 8, 1), (1, 1, 0), (None, 8, 0)])
+def test_model_of_a_fixed_batch_is_named_if_it_was_to_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: int | None, most: int, warned: int
+) -> None:
+    service_of(tmp_path, settings_on(rows=most), relu_file(rows))
+    found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(found) == warned
+    assert all("model 'relu' has a run for each request" in message for message in found)
+
+
 def test_lone_file_gets_a_new_version_when_its_content_changes(tmp_path: Path) -> None:
     service = service_of(tmp_path, settings_on())
     service.repository.load("relu")
