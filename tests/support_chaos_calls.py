@@ -16,7 +16,8 @@ from penstock import hal
 from penstock.errors import Cancelled, DeadObject, PenstockError
 from penstock.ipc.host_sockets import Place
 from penstock.ipc.remote import Channel
-from penstock.ipc.resilient import IsolatedDevice, IsolatedPreparedModel
+from penstock.ipc.resilient import IsolatedDevice
+from penstock.ipc.resilient_model import IsolatedPreparedModel
 from penstock.ipc.ring_pool import Rings
 from penstock.ipc.supervision import Supervisor
 from penstock.memory import MemoryPool

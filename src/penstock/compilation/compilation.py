@@ -205,6 +205,7 @@ def _obtain(
             from penstock.compilation.filling import fill
 
             obtained = fill(own, loaded)
+            own.remember(obtained.prepared)
     return obtained.prepared, obtained.outcome, int(obtained.compiled)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -25,6 +26,7 @@ from penstock.compilation.step_receipt import CacheOutcome, Recorder
 from penstock.errors import FOREIGN, CacheError, DriverError, Unreadable
 from penstock.facade import uncollected
 from penstock.hal import Device, PrepareConfig, PreparedModel
+from penstock.hal.prepared import retain_entry
 from penstock.ir import Model
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
@@ -104,6 +106,19 @@ class Entry(Struct, frozen=True):
     recorder: Recorder
     store: str = ""
 
+    def remember(self, prepared: PreparedModel) -> None:
+        """Has *prepared*, if it is in another process, be loaded from here in the next one."""
+        directory, needed = self.directory, self.needed
+        token, binding = self.key.token, self.key.binding
+
+        @contextmanager
+        def opened(config: PrepareConfig) -> Iterator[PrepareConfig]:
+            until, cancel = config.deadline_ns, config.cancel
+            with directory.open(token, needed, deadline_ns=until, cancel=cancel) as files:
+                yield with_files(replace(config, token=token, binding=binding), files)
+
+        retain_entry(prepared, opened)
+
     def load(self) -> Obtained | CacheError | DriverError:
         """Loads the prepared model from the cache; returns the error if it cannot."""
         config, token = self.config, self.key.token
@@ -122,6 +137,7 @@ class Entry(Struct, frozen=True):
                         prepared = call_driver_from_cache(self.device, filled, self.step)
             except (CacheError, DriverError) as error:
                 return without_frames(error)
+            self.remember(prepared)
             if not self.directory.touch(token):
                 self.directory.restore(self.record())
             return Obtained(prepared, hit(prepared), False)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from penstock.errors import DriverError, GeneralFailure, MissedDeadlineTransient
-from penstock.hal.config import ExecutionConfig
+from penstock.hal.config import ExecutionConfig, PrepareConfig
 from penstock.hal.request import ExecutionResult, Request
 from penstock.hal.validate import validate_fenced
 from penstock.ir import Model, NDArray
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from penstock.hal.fence import Fence
 
 
@@ -161,17 +163,32 @@ class PreparedModelBase:
         """Optional. The default does nothing."""
 
 
+Opened: TypeAlias = "Callable[[PrepareConfig], AbstractContextManager[PrepareConfig]]"
+"""Opens the files of a cache entry: adds them, the token and the binding to a configuration. They
+are closed at the end. Raises `CacheError` if there is no such entry.
+"""
+
+
 class OutOfProcessModel(Protocol):
     """A `PreparedModel` that is prepared again after its driver's process has ended."""
 
     def retain(self, model: Model) -> None:
         """Keeps a reference to the source model; a model that was loaded from a cache has none."""
 
+    def retain_entry(self, opened: Opened) -> None:
+        """Keeps what opens the model's cache entry: it is loaded from there, if it can be."""
+
 
 def retain_model(prepared: Any, model: Model) -> None:
     """Gives *model* to *prepared* if that is an `OutOfProcessModel`."""
     if (retain := getattr(prepared, "retain", None)) is not None:
         retain(model)
+
+
+def retain_entry(prepared: Any, opened: Opened) -> None:
+    """Gives *opened* to *prepared* if that is an `OutOfProcessModel`."""
+    if (retain := getattr(prepared, "retain_entry", None)) is not None:
+        retain(opened)
 
 
 def execute_fenced(

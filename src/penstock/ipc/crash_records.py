@@ -38,6 +38,9 @@ DIGITS: Final = 13
 
 TAIL_BYTES: Final = 16_384
 
+ENDED_BY_OTHERS: Final = frozenset({"was ended by SIGKILL", "was ended by SIGTERM"})
+"""How a process ended that another one ended, in the words of `how_ended`."""
+
 
 class Evidence(msgspec.Struct, frozen=True):
     """A call in progress at a crash: its name, device and version, and the model.

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.errors import DeadObject, DriverError, StateError
 from penstock.hal.fence import remaining_seconds
-from penstock.ipc.crash_records import Crash, Underway, wrote_last
+from penstock.ipc.crash_records import ENDED_BY_OTHERS, Crash, Underway, wrote_last
 from penstock.ipc.host_connection import END_SECONDS, HostConnection
 from penstock.ipc.host_sockets import Place
 from penstock.ipc.starting import NotStarted
@@ -264,11 +264,15 @@ class Supervisor:
         self._bury(host.pid, how, output)
 
     def _bury(self, pid: int, how: str, output: str, *, died: bool = True) -> None:
-        """Counts and records a death, or a refusal once; *pid* is 0 without a process."""
+        """Counts and records a death, or a refusal once; *pid* is 0 without a process.
+
+        A process that is killed between calls did not crash: whoever ends a program ends its
+        processes too, often these first.
+        """
         known = not died and how == self._last
         self._count(how, died=died)
-        if not known:
-            calls, barred = list((self._late | self.underway).values()), bool(self.quarantined)
+        calls, barred = list((self._late | self.underway).values()), bool(self.quarantined)
+        if not known and (calls or how not in ENDED_BY_OTHERS):
             facts: dict[str, Any] = {"deaths": self._deaths, "quarantined": barred}
             Crash.of(self.place, calls, pid=pid, how=how, output=output, **facts).keep()
 

@@ -130,7 +130,7 @@ def isolated(
 
 def end_with_their_calls(compilation: Compilation, apart: Collection[str]) -> None:
     """Makes a run of *compilation* that misses its deadline kill the host processes of *apart*."""
-    from penstock.ipc.resilient import IsolatedPreparedModel
+    from penstock.ipc.resilient_model import IsolatedPreparedModel
 
     for step in compilation.steps:
         if step.device.name in apart and isinstance(step.prepared, IsolatedPreparedModel):

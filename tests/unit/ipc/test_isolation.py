@@ -22,7 +22,8 @@ from penstock.hal import CancelToken, ExecutionConfig, HostMemory, RemoteResult,
 from penstock.ipc import supervision
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.crash_records import last_crash
-from penstock.ipc.resilient import IsolatedDevice, IsolatedPreparedModel
+from penstock.ipc.resilient import IsolatedDevice
+from penstock.ipc.resilient_model import IsolatedPreparedModel
 from penstock.ir import DType, Lifetime, ModelBuilder, NDArray, Operand
 from penstock.memory import MemoryPool
 from penstock.runtime import discovery, isolation
@@ -384,6 +385,14 @@ def test_output_of_a_driver_is_logged(
     assert "said on stdout" in caplog.text
     assert "said on stderr" in caplog.text
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_process_that_is_killed_between_calls_leaves_no_record_of_a_crash() -> None:
+    with compiled() as model:
+        model(X)
+        os.kill(host(), signal.SIGKILL)
+        assert "was ended by SIGKILL" in model.run([X]).receipt.show()
+    assert last_crash() is None
 
 
 def test_a_crash_is_kept_with_its_circumstances(state: Path) -> None:

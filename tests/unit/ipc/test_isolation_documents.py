@@ -15,7 +15,7 @@ from penstock.ipc import (
     crash_records,
     forms,
     quotas,
-    resilient,
+    resilient_model,
     supervision,
     transport,
     wire,
@@ -48,7 +48,7 @@ def test_the_numbers_are_the_programs() -> None:
     assert (transport.CHUNK, quotas.LEAST_COUNTED, quotas.PAGE_TABLE_SHARE) == (1 << 20, 4096, 512)
     assert heartbeat.BEAT_SECONDS == 1.0
     assert channel.CANCEL_GRACE_NS == 1_000_000_000
-    assert (resilient.MOST_DEATHS_OF_A_MODEL, supervision.MOST_DEATHS) == (3, 6)
+    assert (resilient_model.MOST_DEATHS_OF_A_MODEL, supervision.MOST_DEATHS) == (3, 6)
     assert supervision.QUARANTINE_SECONDS == 600
     pauses = (supervision.FIRST_PAUSE, supervision.MOST_WAITED, supervision.MOST_PAUSE)
     assert pauses == (0.2, 2.0, 10.0)

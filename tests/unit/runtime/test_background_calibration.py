@@ -23,6 +23,7 @@ from penstock.runtime.calibration.background import Ended, Pauses
 from penstock.runtime.calibration.later import Task
 from penstock.runtime.calibration.samples import STEP
 from tests.support_programs import run_python
+from tests.support_waiting import eventually
 from tests.unit.partitioning.models import chain
 
 
@@ -161,3 +162,34 @@ def test_a_compile_with_a_cache_begins_it_if_costs_are_shipped_ones(
             pass
     assert len(begun) == 1
     assert SHIPPED_COSTS in begun[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="the system has no /proc")
+def test_a_process_of_its_own_ends_within_seconds_of_its_program(tmp_path: Path) -> None:
+    """Also in the middle of a sample, or of the pause after it."""
+    work = """
+import sys, time
+from penstock.runtime.calibration import background
+background.perform = lambda *_: time.sleep(60)
+background.main(sys.argv[1:])
+"""
+    program = f"""
+import os, subprocess, sys, time, msgspec
+from penstock.runtime.calibration.later import Task
+text = msgspec.json.encode(Task({str(tmp_path)!r}, (), "faithful", 1, (), os.getpid())).decode()
+quiet = subprocess.DEVNULL
+child = subprocess.Popen([sys.executable, "-c", {work!r}, text], stdout=quiet, stderr=quiet)
+print(child.pid, flush=True)
+time.sleep(2)
+os._exit(0)
+"""
+    done = run_python("-c", program, check=True)
+    stat = Path("/proc") / done.stdout.split()[0] / "stat"
+
+    def is_gone() -> bool:
+        try:
+            return stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except OSError:
+            return True
+
+    assert eventually(is_gone, 10)

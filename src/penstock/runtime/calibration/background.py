@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +30,9 @@ SHARE: Final = 0.1
 
 LOWEST: Final = 19
 """The niceness of the process."""
+
+LOOK_SECONDS: Final = 0.5
+"""How often it looks whether the program is still there, also while it measures or pauses."""
 
 LOCK: Final = "calibrating"
 """The name of the lock that the measuring process of a cache directory holds."""
@@ -103,8 +107,19 @@ def main(arguments: Sequence[str]) -> None:
     task = msgspec.json.decode(arguments[0], type=Task)
     if hasattr(os, "nice"):
         os.nice(LOWEST)
+
+    def alive() -> bool:
+        return os.getppid() == task.parent
+
+    def end_with_it() -> None:
+        while alive():
+            time.sleep(LOOK_SECONDS)
+        # A sample may take long, and so may the pause after it. Nothing is half written then.
+        os._exit(0)
+
+    threading.Thread(target=end_with_it, name="penstock-parent", daemon=True).start()
     with knobs.override(calibrate="never"):
-        perform(task, lambda: os.getppid() == task.parent, time.sleep)
+        perform(task, alive, time.sleep)
 
 
 if __name__ == "__main__":
