@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 from penstock.errors import counted
 from penstock.hal import AccuracyClass
 from penstock.ir import Model, Operand
+from penstock.ir.types import is_static
 from penstock.memory.layout import ArenaLayout
 from penstock.partitioning.placements import Alternative, Placement, Slow, Tuned, Worst
 
@@ -23,6 +24,11 @@ LEAST_WIDTH: Final = 60
 
 SHIPPED_COSTS: Final = "shipped tables ('penstock calibrate' measures this machine)"
 """What predictions rest on where this machine was not measured."""
+
+OPEN: Final = (
+    "shapes: some are not known; each run has the plan of its own shapes, as has a compile with "
+    "shapes="
+)
 
 WHOLE: Final = -1
 """Index of the pseudo-step that is the whole model (`partitioning.fallback.whole_step`)."""
@@ -198,6 +204,8 @@ class ExecutionPlan(Struct, frozen=True):
         shares = ", ".join(f"{name} {placed[name]}" for name in self.devices if placed[name])
         text = f"{counted(len(self.steps), 'step')}, {counted(len(self.operations), 'operation')}"
         text += f" ({shares})" if shares else ""
+        if self.is_open:
+            text += ", before shapes are known"
         if self.accuracy != DEFAULT_CLASS:
             text += f", {self.accuracy}"
         if self.temporaries.nbytes:
@@ -210,6 +218,11 @@ class ExecutionPlan(Struct, frozen=True):
         from penstock.partitioning.show import line_of
 
         return line_of("ExecutionPlan", self.summary(), self.warning)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an input has unknown dimensions: a run with known ones has a plan of its own."""
+        return any(not is_static(operand.shape) for operand in self.model.inputs)
 
     @property
     def warning(self) -> str:
@@ -333,6 +346,7 @@ def _lines(plan: ExecutionPlan, width: int) -> list[str]:
         *(f"{device}: {doubt}" for device, doubt in plan.doubts),
         *(f"{device} runs in a process of its own: {why}" for device, why in plan.apart),
         describe_prediction(plan),
+        OPEN if plan.is_open else "",
     ]
     if plan.tuned is not None:
         texts.append(show.describe_tuned(plan.tuned))

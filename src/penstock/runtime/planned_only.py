@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.runtime.keeping import RestoredPlan
 
 NOT_NEEDED: Final = CacheOutcome(
-    "off", "prepared when device memory or a bound run needs it; a run compiles for its own shapes"
+    "off", "not prepared: each run is prepared for its own shapes, or loaded for them"
 )
 
 

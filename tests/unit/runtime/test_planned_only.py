@@ -78,7 +78,7 @@ def test_receipt_of_a_second_start_says_that_no_step_was_prepared(
     with restart() as second:
         (step,) = second.receipt.steps
         assert (step.device, step.operations, step.cache.outcome) == ("sample", (0,), "off")
-        assert step.cache.reason.startswith("prepared when ")
+        assert step.cache.reason.startswith("not prepared")
         assert (second.receipt.compiles, str(second.receipt.plan)) == (0, "hit")
         assert second.plan.devices == ("sample",)
         assert second.inputs[0].shape == (None, 4)
@@ -148,3 +148,15 @@ def test_a_run_of_unusual_priority_needs_no_more(
         outputs = second.run([np.ones((3, 4), np.float32)], priority="high")
         assert np.array_equal(outputs[0], np.ones((3, 4)))
     assert len(prepared) == 1
+
+
+def test_a_plan_says_that_runs_have_plans_of_their_own_shapes(tmp_path: Path) -> None:
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (None, 4), "x")
+    (y,) = builder.operation("NEG", [x], [(DType.FLOAT32, (None, 4))])
+    model, said = builder.build([y]), "before shapes are known"
+    with penstock.compile(model, ["reference"], cache=tmp_path) as compiled:
+        assert said in repr(compiled)
+        assert "each run has the plan of its own shapes" in compiled.plan.show().replace("\n ", "")
+    with penstock.compile(model, ["reference"], cache=tmp_path, shapes={"x": (2, 4)}) as known:
+        assert said not in known.plan.show()
