@@ -391,6 +391,8 @@ def test_a_process_that_is_killed_between_calls_leaves_no_record_of_a_crash() ->
     with compiled() as model:
         model(X)
         os.kill(host(), signal.SIGKILL)
+        (supervisor,) = isolation._supervisors.values()
+        assert eventually(lambda: supervisor.ends == 1)
         assert "was ended by SIGKILL" in model.run([X]).receipt.show()
     assert last_crash() is None
 
