@@ -218,7 +218,8 @@ def check_devices(names: Iterable[str], *, usable: bool = False) -> None:
         if name not in known:
             raise UsageError(unknown_device(name, found))
         if usable and not known[name].usable:
-            raise PlacementError(f"device {name!r} cannot be used", {name: known[name].reason})
+            reason = known[name].reason
+            raise PlacementError(f"device {name!r} cannot be used: {reason}", {name: reason})
 
 
 def policy_of(accuracy: str | None, placement: str | None = None) -> Policy | None:

@@ -52,13 +52,14 @@ class Comparison(Struct, frozen=True):
 
     def disagreement(self) -> str:
         """The error text if they do not agree."""
-        from penstock.cli.answers import REMEDY
+        from penstock.cli.answers import CHECK
 
         names = self._meant
         if all(name in self.doubts for name in names):
             return (
                 f"{self.doubts[names[0]]}, however the picture is normalized "
-                f"({', '.join(names)}): {REMEDY}"
+                f"({', '.join(names)}): {CHECK}; --task outputs with --normalize (for instance "
+                f"--normalize {names[0]}) shows the outputs as they are"
             )
         if self.task != COMPARABLE:
             return (

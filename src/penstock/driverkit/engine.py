@@ -175,7 +175,9 @@ def check_limits(limits: Limits) -> None:
     """Raises once the token of *limits* is set or the deadline has passed."""
     if limits.cancel is not None:
         limits.cancel.check()
-    hal.check_deadline(limits.deadline_ns)
+    is_compile = isinstance(limits, hal.PrepareConfig)
+    underway = "the model was compiled" if is_compile else "the model ran"
+    hal.check_deadline(limits.deadline_ns, underway)
 
 
 def compiled_within(limits: Limits, compile_it: Callable[[], T]) -> T:

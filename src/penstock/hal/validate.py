@@ -177,10 +177,17 @@ def validate_prepare_config(config: PrepareConfig) -> None:
     check_deadline(config.deadline_ns)
 
 
-def check_deadline(deadline_ns: int | None) -> None:
-    """Raises `MissedDeadlinePersistent` when the deadline has passed before work began."""
+def check_deadline(deadline_ns: int | None, underway: str = "") -> None:
+    """Raises `MissedDeadlinePersistent` when the deadline has passed.
+
+    *underway* completes "the deadline passed while"; "" if no work has begun.
+    """
     if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-        raise MissedDeadlinePersistent("the deadline had passed before the work began")
+        raise MissedDeadlinePersistent(
+            f"the deadline passed while {underway}"
+            if underway
+            else "the deadline had passed before the work began"
+        )
 
 
 def validate_request(model: Model, request: Request, config: ExecutionConfig) -> None:

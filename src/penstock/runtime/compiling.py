@@ -154,3 +154,7 @@ def compile_model(
         elif signature is not None:
             loaded = loaded.signature_model(signature)
         return Session(loaded, arguments, deadline_ns, cancel, progress, kept).compile(recorder)
+
+
+# Python names the function so where it refuses an argument, and pickles it so.
+compile_model.__module__, compile_model.__qualname__ = "penstock", "compile"

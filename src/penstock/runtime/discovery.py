@@ -514,7 +514,8 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
 
 def _refuse_unusable(info: DeviceInfo) -> None:
     if not info.usable:
-        raise PlacementError(f"device {info.name!r} cannot be used", {info.name: info.reason})
+        message = f"device {info.name!r} cannot be used: {info.reason}"
+        raise PlacementError(message, {info.name: info.reason})
 
 
 manager: Final = Manager()

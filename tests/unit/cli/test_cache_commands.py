@@ -315,7 +315,7 @@ def test_costs_and_times_of_runs_are_listed_verified_and_cleared(run: Run, direc
     assert "measured cost" in shown
     assert "lab 2.0 ms" in shown
     verified = run("cache", "verify").stdout
-    assert "0 entries and 1 measured cost and 1 time of runs verified, 0 refused" in verified
+    assert "0 entries, 1 measured cost and 1 time of runs verified, 0 refused" in verified
     (file,) = (directory / CALIBRATIONS).iterdir()
     file.write_bytes(file.read_bytes().replace(b'"samples":7', b'"samples":9'))
     refused = run("cache", "verify", "--json")

@@ -163,6 +163,9 @@ def test_schemes_under_which_no_class_is_best_agree_on_nothing(
     assert found["top"] is None
     assert [p["top"] for p in found["preparations"]] == [None] * 5
     assert "however the picture is normalized" in found["error"]["message"]
+    assert "--task outputs with --normalize" in found["error"]["message"]
+    shown = run("run", path, picture, "--task", "outputs", "--normalize", "unit")
+    assert shown.exit_code == 0, shown.output
     alone = json.loads(run("run", path, picture, "--normalize", "unit", "--json").stdout)
     assert alone["error"]["type"] == "UsageError"
     assert alone["top"] is None

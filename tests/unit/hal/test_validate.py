@@ -232,6 +232,8 @@ def test_a_deadline_in_the_past_is_missed() -> None:
         hal.validate_request(model(), request, past)
     with pytest.raises(MissedDeadlinePersistent):
         hal.check_deadline(0)
+    with pytest.raises(MissedDeadlinePersistent, match="passed while the model was compiled"):
+        hal.check_deadline(0, "the model was compiled")
     hal.check_deadline(None)
 
 

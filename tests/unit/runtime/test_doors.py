@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
 import tracemalloc
 
@@ -41,6 +42,14 @@ def test_a_signature_gives_its_names_and_its_order() -> None:
         np.testing.assert_array_equal(target, [12, 24])
     with penstock.compile(model, devices=[NumpyDevice()]) as compiled:
         assert len(compiled(one, ten)) == 2
+
+
+def test_an_unknown_argument_is_refused_under_the_public_name_of_the_function() -> None:
+    with pytest.raises(TypeError, match=r"^compile\(\) got an unexpected keyword argument 'foo'"):
+        penstock.compile(two_entries(), foo=1)  # type: ignore[call-arg]
+    assert penstock.compile.__module__ == "penstock"
+    # Refuses a function that its module does not have under its name.
+    assert pickle.dumps(penstock.compile)
 
 
 def test_an_unknown_signature_lists_the_known_ones() -> None:

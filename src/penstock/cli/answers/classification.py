@@ -71,10 +71,8 @@ def checked_labels(results: Results, classes: int) -> tuple[str, Results]:
     return reason, replace(results, labels=None)
 
 
-REMEDY: Final = (
-    "check that the input, and how it is prepared, is what the model takes; --task outputs shows "
-    "the outputs as they are"
-)
+CHECK: Final = "check that the input, and how it is prepared, is what the model takes"
+REMEDY: Final = f"{CHECK}; --task outputs shows the outputs as they are"
 
 NAMED: Final = 5
 """How many of the classes with equal scores are named."""

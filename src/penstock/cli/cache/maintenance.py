@@ -29,14 +29,15 @@ NOT_TRUSTED: Final = (
 
 
 class RecordKind(Struct, frozen=True):
-    """Records that are no entries: their name in tables and in `--json`, where they are, and what
-    writes one anew.
+    """Records that are no entries: their name in tables and in `--json`, where they are, what
+    writes one anew, and an irregular plural of the name.
     """
 
     name: str
     field: str
     kind: type[SealedRecords[Any]]
     remedy: str
+    plural: str = ""
 
 
 def record_kinds() -> tuple[RecordKind, ...]:
@@ -49,7 +50,9 @@ def record_kinds() -> tuple[RecordKind, ...]:
         RecordKind("measured placement", "verdicts", Verdicts, "measuring again ('bench --tune')"),
         RecordKind("kept plan", "plans", KeptPlans, compiling),
         RecordKind("measured cost", "costs", Calibrations, "'penstock calibrate'"),
-        RecordKind("time of runs", "runs", LearnedTimes, "running its model again"),
+        RecordKind(
+            "time of runs", "runs", LearnedTimes, "running its model again", "times of runs"
+        ),
     )
 
 
@@ -88,12 +91,13 @@ def verify(
             [(short(entry), owner(entry), str(error or "sound")) for entry, error in results],
             whole=("token",),
         )
-    what = how_many([e for e, _ in results])
+    parts = [how_many([e for e, _ in results])]
     for one, found in records.items():
         if found:
             rows = [(key[:SHORT], str(error or "sound")) for key, error in found]
             output.table((one.name, "verdict"), rows, whole=(one.name,))
-            what += f" and {counted(len(found), one.name)}"
+            parts.append(counted(len(found), one.name, one.plural))
+    what = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
     output.line(f"{what} verified, {len(refused)} refused", "dim")
     output.json(
         {

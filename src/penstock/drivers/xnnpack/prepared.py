@@ -145,7 +145,7 @@ class XnnpackPreparedModel(hal.PreparedModelBase):
             for runner in runners:
                 if config.cancel is not None:
                     config.cancel.check()
-                hal.check_deadline(config.deadline_ns)
+                hal.check_deadline(config.deadline_ns, "the model ran")
                 start = time.perf_counter_ns() if began else 0
                 values.update(runner.run(values))
                 if began:
