@@ -37,6 +37,9 @@ MODEL_INGREDIENTS: Final = frozenset({"structure", "constants", "step"})
 DERIVED_INGREDIENTS: Final = frozenset({"step", "installed"})
 """Ingredients that follow from others; named as a cause only if no other differs."""
 
+MOST_WORDS: Final = 8
+"""How many words of a long list are said to have come, and how many to have gone."""
+
 _FEW_WORDS: Final = 4
 _DIGITS: Final = 64
 _TOKEN_DOMAIN: Final = b"penstock cache token\0"
@@ -228,17 +231,27 @@ def changed_ingredients(before: Mapping[str, str], now: Mapping[str, str]) -> li
 
 
 def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Every change as text. Digests are shortened; long lists are given by their differences."""
-    texts = []
-    for name in changed_ingredients(before, now):
+    """The changes as text. Digests are shortened; long lists are given by their differences, at
+    most `MOST_WORDS` each way. Of another device neither version nor source is said.
+    """
+    texts, names = [], changed_ingredients(before, now)
+    for name in names:
+        if name in {"version", "source"} and "device" in names:
+            continue
         old, new = before.get(name), now.get(name)
         change = f"{_short(name, old)} -> {_short(name, new)}"
         if old is not None and new is not None and len(old.split()) > _FEW_WORDS:
             had, has = set(old.split()), set(new.split())
             signs = [("-", sorted(had - has)), ("+", sorted(has - had))]
-            change = " ".join(", ".join(sign + w for w in words) for sign, words in signs if words)
+            change = " ".join(_listed(sign, words) for sign, words in signs if words)
         texts.append(f"{name} ({change})")
     return ", ".join(texts)
+
+
+def _listed(sign: str, words: Sequence[str]) -> str:
+    more = len(words) - MOST_WORDS
+    shown = ", ".join(sign + word for word in words[:MOST_WORDS])
+    return f"{shown}, {sign}{more} more" if more > 0 else shown
 
 
 def _short(name: str, text: str | None) -> str:
