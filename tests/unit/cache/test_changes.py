@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.cache.ingredients import MOST_WORDS, describe_changes
 
 
-def test_of_a_long_list_some_words_are_named_and_the_rest_counted() -> None:
+def test_some_changes_of_a_long_list_are_named_and_the_rest_counted() -> None:
     before = {"distributions": " ".join(f"old-{n:02}" for n in range(20))}
     now = {"distributions": "old-00 old-01 old-02 old-03 new"}
     text = describe_changes(before, now)
@@ -14,7 +14,7 @@ def test_of_a_long_list_some_words_are_named_and_the_rest_counted() -> None:
     assert text.endswith("-8 more +new)")
 
 
-def test_of_another_device_neither_version_nor_source_is_named() -> None:
+def test_version_and_source_are_not_named_where_the_device_is_another() -> None:
     before = {"device": "xnnpack", "version": "5 (litert 2.3.0)", "source": "a:b", "accuracy": "x"}
     now = {"device": "llvm", "version": "1", "source": "a:c", "accuracy": "y"}
     text = describe_changes(before, now)
