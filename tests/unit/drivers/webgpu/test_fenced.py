@@ -284,7 +284,7 @@ def test_pipeline_of_two_models_is_given_to_the_device_as_a_whole(isolate: bool)
         first.run([given], out=[between])
         second.run({"u": between, "v": given}, out=[result])
         camera, behind = hal.EventFence(), False
-        for _ in range(20):
+        for _ in range(200):
             one = first.start_fenced([given], [camera], out=[between])
             two = second.start_fenced({"u": between, "v": given}, [one.fence], out=[result])
             camera.signal()
