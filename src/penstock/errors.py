@@ -287,7 +287,7 @@ class PlacementError(PenstockError):
     """No permitted device can run an operation.
 
     *where* is the operation, if the error is about one. *refusals* maps each device to its reason;
-    *reasons* has the same as text. The text of the error has the reasons that *message* lacks.
+    *reasons* has the same as text.
     """
 
     def __init__(
@@ -302,11 +302,7 @@ class PlacementError(PenstockError):
             for device, why in (reasons or {}).items()
         }
         self.reasons = {device: str(why) for device, why in self.refusals.items()}
-        lines = [
-            f"  {device}: {reason}"
-            for device, reason in self.reasons.items()
-            if not reason or reason not in message
-        ]
+        lines = [f"  {device}: {reason}" for device, reason in self.reasons.items()]
         super().__init__("\n".join([f"{where}: {message}" if where else message, *lines]))
 
     def __reduce__(self) -> tuple[Any, ...]:

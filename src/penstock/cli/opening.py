@@ -218,8 +218,7 @@ def check_devices(names: Iterable[str], *, usable: bool = False) -> None:
         if name not in known:
             raise UsageError(unknown_device(name, found))
         if usable and not known[name].usable:
-            reason = known[name].reason
-            raise PlacementError(f"device {name!r} cannot be used: {reason}", {name: reason})
+            raise PlacementError(f"device {name!r} cannot be used", {name: known[name].reason})
 
 
 def policy_of(accuracy: str | None, placement: str | None = None) -> Policy | None:

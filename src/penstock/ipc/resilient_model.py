@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
 
 from msgspec.structs import replace
@@ -20,12 +21,9 @@ from penstock.ipc.crash_records import Underway
 from penstock.ipc.deadlines import halfway_to
 from penstock.ipc.pools import RemoteFence
 from penstock.ipc.ring_client import NOT_ANSWERED, NOT_STOPPED
-from penstock.ipc.supervision import QUARANTINE_SECONDS
+from penstock.ipc.supervision import QUARANTINE_SECONDS, Supervisor
 from penstock.ir import Model
 from penstock.logs import Log
-
-if TYPE_CHECKING:
-    from penstock.ipc.resilient import IsolatedDevice
 
 log = Log(__name__)
 
@@ -33,6 +31,31 @@ T = TypeVar("T")
 
 MOST_DEATHS_OF_A_MODEL: Final = 3
 """Consecutive deaths during runs of a model, before it is barred for `QUARANTINE_SECONDS`."""
+
+
+class Home(Protocol):
+    """The device of an isolated model: an `IsolatedDevice`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def supervisor(self) -> Supervisor: ...
+
+    def remote(self, deadline_ns: int | None = None) -> RemoteDevice:
+        """The device in the running, or newly started, process."""
+
+    def await_end(self, deadline_ns: int | None = None) -> None:
+        """Waits until it is known how a dead process ended, or until the deadline."""
+
+    def recording(
+        self, call: str, model: Model | None, deadline_ns: int | None = None
+    ) -> AbstractContextManager[None]:
+        """See `Supervisor.recording`."""
+
+    def abandon(self, why: str) -> None:
+        """Kills the process."""
 
 
 class IsolatedPreparedModel:
@@ -43,7 +66,7 @@ class IsolatedPreparedModel:
 
     def __init__(
         self,
-        device: IsolatedDevice,
+        device: Home,
         remote: RemotePreparedModel,
         model: Model | None,
         config: hal.PrepareConfig,

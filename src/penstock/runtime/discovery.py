@@ -514,8 +514,7 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
 
 def _refuse_unusable(info: DeviceInfo) -> None:
     if not info.usable:
-        message = f"device {info.name!r} cannot be used: {info.reason}"
-        raise PlacementError(message, {info.name: info.reason})
+        raise PlacementError(f"device {info.name!r} cannot be used", {info.name: info.reason})
 
 
 manager: Final = Manager()

@@ -118,7 +118,7 @@ def test_a_setting_out_of_range_is_the_error_whether_the_driver_is_isolated_or_n
     monkeypatch.setenv("PENSTOCK_ISOLATE", isolated)
     monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "9" * 21)
     found = CliRunner().invoke(app, ["run", str(model), "random", "-d", "openvino-cpu"])
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert found.stderr.startswith("penstock: error: knob driver_timeout_ms (environment ")
 
 

@@ -376,12 +376,8 @@ def test_an_unknown_name_has_the_reason_of_the_driver_whose_it_may_be(
     with pytest.raises(UsageError, match=words):
         check_devices(["a-cpu"])
     check_devices(["a", "b"])
-    with pytest.raises(
-        PlacementError, match=r"device 'a' cannot be used: .*no such library"
-    ) as refused:
+    with pytest.raises(PlacementError, match=r"device 'a' cannot be used\s+a: .*no such library"):
         check_devices(["b", "a"], usable=True)
-    assert str(refused.value).count("no such library") == 1
-    assert "no such library" in refused.value.reasons["a"]
     for name in ("ab-cpu", "b-cpu"):
         with pytest.raises(PlacementError, match=f"no device is named '{name}'; found: a, b$"):
             manager.choose([name])

@@ -115,12 +115,16 @@ class Nest:
     @property
     def repeats(self) -> bool:
         """Whether elements may be computed twice, in a vector that begins anywhere: nothing that
-        is read is written, and no access comes again along vectors.
+        is read is written, and no access comes again along vectors. The memory plan may have an
+        element-wise kernel write over what it reads.
         """
-        program, loops = self.program, self.loops
+        program, kernel, loops = self.program, self.kernel, self.loops
         target = program.root(loops.written.tensor)
         given = (*loops.reads, *loops.extras)
-        return all(a.turn is None and program.root(a.tensor) != target for a in given)
+        in_place = any(a.axes == kernel.write.axes for a in (*kernel.reads, *kernel.extras))
+        return not in_place and all(
+            a.turn is None and program.root(a.tensor) != target for a in given
+        )
 
     def constants(self) -> tuple[NDArray, ...]:
         return ()
