@@ -16,7 +16,7 @@ import msgspec
 from penstock.driverkit.artefact import Ports, framed, unframed
 from penstock.errors import GeneralFailure
 
-SCHEMA: Final = 14
+SCHEMA: Final = 15
 """Increased when the generator writes other code for the same model, or another frame or file."""
 
 MAX_ARENA: Final = 1 << 40
