@@ -25,6 +25,7 @@ from penstock.compilation.prepared import (
 from penstock.compilation.receipt import Receipt
 from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder
 from penstock.errors import DriverError, MissedDeadline, NotYetWritten, Refusal, RefusalCode
+from penstock.hal.prepared import retain_entry
 from penstock.logs import Log
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 
@@ -205,7 +206,7 @@ def _obtain(
             from penstock.compilation.filling import fill
 
             obtained = fill(own, loaded)
-            own.remember(obtained.prepared)
+            retain_entry(obtained.prepared, own.opening())
     return obtained.prepared, obtained.outcome, int(obtained.compiled)
 
 

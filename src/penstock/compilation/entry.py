@@ -26,7 +26,7 @@ from penstock.compilation.step_receipt import CacheOutcome, Recorder
 from penstock.errors import FOREIGN, CacheError, DriverError, Unreadable
 from penstock.facade import uncollected
 from penstock.hal import Device, PrepareConfig, PreparedModel
-from penstock.hal.prepared import retain_entry
+from penstock.hal.prepared import Opened, retain_entry
 from penstock.ir import Model
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
@@ -106,8 +106,10 @@ class Entry(Struct, frozen=True):
     recorder: Recorder
     store: str = ""
 
-    def remember(self, prepared: PreparedModel) -> None:
-        """Has *prepared*, if it is in another process, be loaded from here in the next one."""
+    def opening(self) -> Opened:
+        """What opens the files of the entry, now or in the life of a later process of the driver.
+        It keeps neither the model nor the compile's configuration.
+        """
         directory, needed = self.directory, self.needed
         token, binding = self.key.token, self.key.binding
 
@@ -117,7 +119,7 @@ class Entry(Struct, frozen=True):
             with directory.open(token, needed, deadline_ns=until, cancel=cancel) as files:
                 yield with_files(replace(config, token=token, binding=binding), files)
 
-        retain_entry(prepared, opened)
+        return opened
 
     def load(self) -> Obtained | CacheError | DriverError:
         """Loads the prepared model from the cache; returns the error if it cannot."""
@@ -126,18 +128,14 @@ class Entry(Struct, frozen=True):
             from penstock.compilation.store_check import ask_again
 
             ask_again(self.store, self.directory.store, config)
-        until, cancel = config.deadline_ns, config.cancel
+        opened = self.opening()
         with self.recorder.time("cache", f"load step {self.step.index}", self.device.name):
             try:
-                with self.directory.open(
-                    token, self.needed, deadline_ns=until, cancel=cancel
-                ) as files:
-                    filled = with_files(config, files)
-                    with uncollected:
-                        prepared = call_driver_from_cache(self.device, filled, self.step)
+                with opened(config) as filled, uncollected:
+                    prepared = call_driver_from_cache(self.device, filled, self.step)
             except (CacheError, DriverError) as error:
                 return without_frames(error)
-            self.remember(prepared)
+            retain_entry(prepared, opened)
             if not self.directory.touch(token):
                 self.directory.restore(self.record())
             return Obtained(prepared, hit(prepared), False)

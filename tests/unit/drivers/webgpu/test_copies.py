@@ -22,7 +22,7 @@ from tests.unit.drivers.webgpu.test_values import SHAPE, Domain, U, V, content, 
 F32 = DType.FLOAT32
 
 
-def told(copies: Sequence[hal.ArgumentCopy]) -> list[tuple[int, bool, int, bool]]:
+def listed(copies: Sequence[hal.ArgumentCopy]) -> list[tuple[int, bool, int, bool]]:
     return [(c.argument, c.out, c.nbytes, c.by_driver) for c in copies]
 
 
@@ -33,14 +33,14 @@ def test_error_of_a_failed_run_lists_the_copies_that_were_made() -> None:
     with patch.object(Run, "_perform", side_effect=failure), pytest.raises(GeneralFailure) as error:
         domain.execute([U, V], [np.empty(SHAPE, np.float32)])
     uploads = [(at, False, U.nbytes, True) for at in (0, 1)]
-    assert told(error.value.copies) == uploads
+    assert listed(error.value.copies) == uploads
     request = hal.Request(
         (hal.HostMemory(U), hal.HostMemory(V)), (hal.HostMemory(np.empty(SHAPE, np.float32)),)
     )
     with patch.object(Run, "_perform", side_effect=GeneralFailure("a test")):
         fence = domain.prepared.execute_fenced(request, [], hal.ExecutionConfig())
     assert isinstance(fence.error(), GeneralFailure)
-    assert told(fence.copies) == uploads
+    assert listed(fence.copies) == uploads
 
 
 @needs_webgpu
@@ -58,7 +58,7 @@ def test_copies_of_a_failed_run_count_forwarded_outputs() -> None:
     with patch.object(Run, "download", download), pytest.raises(GeneralFailure) as error:
         domain.execute([U, V], outputs)
     uploads = [(at, False, U.nbytes, True) for at in (0, 1)]
-    assert told(error.value.copies) == [*uploads, (1, True, 4, True)]
+    assert listed(error.value.copies) == [*uploads, (1, True, 4, True)]
 
 
 @needs_webgpu
@@ -105,7 +105,7 @@ def test_large_arrays_go_through_memory_that_the_host_maps(
             copies = domain.prepared.execute(request, hal.ExecutionConfig()).copies
         writes.append(written.call_count)
         assert np.array_equal(output, u + v)
-        assert told(copies) == [
+        assert listed(copies) == [
             (at, out, u.nbytes, True) for at, out in ((0, False), (1, False), (0, True))
         ]
     assert writes == [0, 2, 0, 0]
